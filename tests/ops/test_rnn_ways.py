@@ -70,7 +70,7 @@ def test_values_and_gradients(way: str, bias: bool, kind: str, monkeypatch: pyte
     module = lstm(bias)
     counter = Counter()
     run = compiled(plain, counter)
-    for lengths in (LENGTHS, (2, 4, 0, 1, 1, 2, 3)):
+    for lengths in (LENGTHS, (2, 4, 0, 1, 1, 2, 3), (5, 5, 5, 5, 5, 5, 2), (3,) * 7):
         x = build(rows(lengths), kind, Tensor.detach)
         given = tuple([torch.randn(4, len(lengths), 5, requires_grad=True) for _ in range(2)])
         leaves = [*module.parameters(), *given]
@@ -144,6 +144,21 @@ def test_weights_of_another_order_in_memory(way: str, monkeypatch: pytest.Monkey
         params = {k: p.t().contiguous().t() for k, p in module.named_parameters()}
         found = torch.func.functional_call(module, params, (x, given))
         close(results(lambda *args: found, module, x, given), want)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "stretches"])
+def test_states_that_rows_share(way: str, monkeypatch: pytest.MonkeyPatch):
+    """As learned first states are, expanded to all rows."""
+    module, x = lstm(), tdc.pack([torch.randn(n, SIZE) for n in (4, 1, 3)])
+    first = [torch.randn(4, 1, 5, requires_grad=way != "stretches") for _ in range(2)]
+    given = first[0].expand(4, 3, 5), first[1].expand(4, 3, 5)
+    want = of_each(module, x, given)
+    by(way, monkeypatch)
+    with torch.set_grad_enabled(way != "stretches"):
+        found = results(plain, module, x, given)
+    close(found, want)
+    if way != "stretches":
+        close(torch.autograd.grad(loss_of(found), first), torch.autograd.grad(loss_of(want), first))
 
 
 def test_a_row_that_is_not_finite_stays_alone(monkeypatch: pytest.MonkeyPatch):

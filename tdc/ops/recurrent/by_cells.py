@@ -27,7 +27,7 @@ def run_cells(
 ) -> list[Tensor]:  # fmt: skip
     """values (P, D), states (S, B, H) -> outputs (P, H), 0 where nothing is real, and states."""
     directions, ends, rows, alive = 1 + bidirectional, list[list[Tensor]](), order.rows, order.counts
-    if len(rows) == 0:
+    if order.count == 0:
         return without_steps(values, states, bidirectional)
     own, x = len(weights) // (layers * directions), values.index_select(0, order.positions)
     for i in range(layers):

@@ -1,7 +1,7 @@
 """Layers and directions of a recurrent network on CPU, around one of the ways in which a layer runs in a direction.
 
     P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions
-    N real positions, step by step and longest rows first; R rows that have any, at least one
+    N real positions, in the order of a way; R rows that have any, at least one
 
     steps        each step on the rows that have it                                       `recurrent.steps`
     stretches    an LSTM's steps of the same rows as one call, without gradients          `recurrent.stretches`
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.ops.recurrent.order import Order
@@ -78,8 +79,15 @@ def joined(outs: list[Tensor]) -> Tensor:
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
+def in_order(x: Tensor, order: Order) -> Tensor:
+    """The N positions of the values that are real."""
+    return x[: order.total] if order.positions is None else x.index_select(0, order.positions)
+
+
 def to_positions(x: Tensor, order: Order, positions: int) -> Tensor:
     """The N positions where they lie in the values, and 0 where nothing is real."""
+    if order.positions is None:
+        return x if len(x) == positions else F.pad(x, (0, 0, 0, positions - len(x)))
     if len(x) == positions:
         return x.index_select(0, order.inverse)
     return x.new_zeros(positions, x.shape[1]).index_copy_(0, order.positions, x)
@@ -87,7 +95,13 @@ def to_positions(x: Tensor, order: Order, positions: int) -> Tensor:
 
 def of_rows(states: list[Tensor], k: int, order: Order) -> list[Tensor]:
     """The states of one layer in one direction (R, H), of all (S, B, H)."""
-    return [s[k].index_select(0, order.rows) for s in states]
+    return [s[k].contiguous() if order.rows is None else s[k].index_select(0, order.rows) for s in states]
+
+
+def put_rows(states: list[Tensor], k: int, order: Order, found: list[Tensor]) -> None:
+    """The other way: into the states of all layers and directions."""
+    for s, t in zip(states, found, strict=True):
+        s[k].copy_(t) if order.rows is None else s[k].index_copy_(0, order.rows, t)
 
 
 def forward(
@@ -95,7 +109,7 @@ def forward(
 ) -> list[Tensor]:
     """Outputs (P, H), 0 where nothing is real, last states, and if asked what each layer and direction keeps."""
     order = net.order
-    x, ends, kept = values.index_select(0, order.positions), [s.clone() for s in states], Kept()
+    x, ends, kept = in_order(values, order), [s.clone() for s in states], Kept()
     for i in range(net.layers):
         outs = list[Tensor]()
         for d in range(net.directions):
@@ -104,8 +118,7 @@ def forward(
             out, last, own = way.run(net, layer, keep)
             kept += own
             outs.append(turned(out, order, d))
-            for end, t in zip(ends, last, strict=True):
-                end[k].index_copy_(0, order.rows, t)
+            put_rows(ends, k, order, last)
         x = joined(outs)
     return [to_positions(x, order, len(values)), *ends, *kept]
 
@@ -118,10 +131,10 @@ def backward(
     order, both, runs = net.order, net.directions, net.layers * net.directions
     ends, found, count = [g.clone() for g in grads[1:]], list[Tensor](), len(kept) // runs
     parts = [kept[k : k + count] for k in range(0, len(kept), count)]
-    inputs = [values.index_select(0, order.positions)]
+    inputs = [in_order(values, order)]
     for k in range(0, runs - both, both):
         inputs.append(joined([turned(way.outputs(net, parts[k + d]), order, d) for d in range(both)]))
-    grad = grads[0].index_select(0, order.positions)
+    grad = in_order(grads[0], order)
     for i in reversed(range(net.layers)):
         to_input, of_layer = list[Tensor](), list[Tensor]()
         for d, g in enumerate(grad.chunk(both, 1)):
@@ -129,8 +142,7 @@ def backward(
             layer = Layer(turned(inputs[i], order, d), of_rows(states, k, order), net.own(weights, k))
             held, wanted = of_rows(ends, k, order), i > 0 or wants_values
             to_x, to_states, to_weights = way.back(net, layer, parts[k], turned(g, order, d), held, wanted)
-            for e, t in zip(ends, to_states, strict=True):
-                e[k].index_copy_(0, order.rows, t)
+            put_rows(ends, k, order, to_states)
             of_layer += to_weights
             if to_x is not None:
                 to_input.append(turned(to_x, order, d))

@@ -46,15 +46,23 @@ def fits(values: Tensor, states: list[Tensor]) -> bool:
     return values.device.type == "cpu" and states[0].shape[-1] == states[-1].shape[-1]
 
 
-def way_of(net: Net, keep: int, values: Tensor, weights: list[Tensor]) -> Way:
+def way_of(order: Order, mode: str, keep: int, values: Tensor, weights: list[Tensor]) -> Way:
     """How each layer runs in each direction."""
-    if net.mode != "lstm" or not stretches.serves([values, *weights]):
+    if mode != "lstm" or not stretches.serves([values, *weights]):
         return STEPS
-    stretched = keep == NOTHING and stretches.pays(net.order, weights)
-    calls = len(net.order.stretches if stretched else net.order.real)
-    if rectangle.pays(net.order, keep != NOTHING, calls, weights):
+    stretched = keep == NOTHING and stretches.pays(order, weights)
+    calls = len(order.stretches) if stretched else order.steps
+    if rectangle.pays(order, keep != NOTHING, calls, weights):
         return RECTANGLE
     return STRETCHES if stretched else STEPS
+
+
+def net_of(
+    way: Way, order: Order, values: Tensor, states: list[Tensor], mode: str, bias: bool, count: int, bidirectional: bool
+) -> Net:
+    """What layers run by, whose order is that of a way."""
+    own = order.row_by_row if way is RECTANGLE else order
+    return Net(own, (values.shape[0], states[0].shape[1]), mode, bias, count, 1 + bidirectional)
 
 
 def run_rows(
@@ -65,9 +73,9 @@ def run_rows(
 
     Differentiable where autograd runs.
     """
-    positions, rows = [t.to(values.device) for t in (order.positions, order.rows)]
-    if len(rows) == 0:
+    if order.count == 0:
         return without_steps(values, states, bidirectional)
+    positions, rows = [t.to(values.device) for t in (order.positions, order.rows)]
     hx = tuple([s.index_select(1, rows) for s in states])
     training = torch.is_grad_enabled()  # cuDNN keeps what its backward needs; there is no dropout in here
     given = (hx if mode == "lstm" else hx[0], weights, bias, count, 0.0, training, bidirectional)
@@ -101,11 +109,11 @@ def forward(
     with torch.no_grad():
         if not by_layers:
             return contiguous(run_rows(values, order, states, weights, mode, bias, count, bidirectional))
-        if len(order.rows) == 0:
+        if order.count == 0:
             outs, kept, way = without_steps(values, states, bidirectional), list[Tensor](), STEPS
         else:
-            net = Net(order, (values.shape[0], states[0].shape[1]), mode, bias, count, 1 + bidirectional)
-            way = way_of(net, keep, values, weights)
+            way = way_of(order, mode, keep, values, weights)
+            net = net_of(way, order, values, states, mode, bias, count, bidirectional)
             with without_autocast(device), unrecorded():
                 outs = layers.forward(way, net, keep != NOTHING, values, states, weights)
             outs, kept = outs[:results], outs[results:]
@@ -152,11 +160,11 @@ def backward(
     """Gradients of values (0 unless wanted), states and weights."""
     if not kept:
         return contiguous(recorded_backward(grads, values, order, states, weights, mode, bias, count, bidirectional))
-    if len(order.rows) == 0:
+    if order.count == 0:
         return [torch.zeros_like(values), *[g.clone() for g in grads[1:]], *[torch.zeros_like(w) for w in weights]]
     padded, *kept = kept
     way = RECTANGLE if padded.item() else STEPS
-    net = Net(order, (values.shape[0], states[0].shape[1]), mode, bias, count, 1 + bidirectional)
+    net = net_of(way, order, values, states, mode, bias, count, bidirectional)
     with torch.no_grad(), without_autocast(values.device.type), unrecorded():
         own = out_of_room(way, net, states, kept)
         if not own:

@@ -1,9 +1,9 @@
 """The order in which a recurrent network runs through rows of different lengths: what depends on lengths alone.
 
-    P positions (packed total, or B·L), B rows; N real positions; R rows that have any, longest first, for T steps
+    P positions (packed total, or B·L), B rows; N real positions; R rows that have any, for T steps
 
-    positions      step 0 of all rows, step 1 of those that have it, …       (N,)
-    a rectangle    (T, R), of which the first rows of each step are real     cells (N,) of T·R
+    Order         step 0 of all rows, step 1 of those that have it, …, longest rows first
+    RowByRow      one row after another, as rows come: for a rectangle (T, R), whose cells each position knows
 
 Invariant: everything is on CPU. It is kept on a structure, and of the last few lengths: the backward of a graph has
 them again, as have other layers.
@@ -12,54 +12,68 @@ them again, as have other layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc.ragged.segments import lengths_of
+from tdc.core.dynamo import eager
+from tdc.ragged.segments import on_host
 from tdc.ragged.structure import Structure, once
 
 RECENT = 2  # lengths of which the order is kept
 
 
-def lasting(fn: Callable[[Any], Any]) -> Any:
-    """A cached property that autograd can save, also where inference mode asks for it first."""
+class lasting:
+    """A property that is computed once, and can be saved by autograd, also where inference mode asks for it first.
 
-    def run(self: Any) -> Any:
-        with torch.inference_mode(False):
-            return fn(self)
+    Under a transform of `torch.func` nothing is kept: its tensors belong to the transform. A `cached_property` takes a
+    lock (Python 3.11), which costs what a small operation does.
+    """
 
-    return cached_property(run)
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        self.fn, self.name = fn, fn.__name__
+
+    def __get__(self, order: Any, owner: Any) -> Any:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                found = self.fn(order)
+        else:
+            found = self.fn(order)
+        if eager():
+            order.__dict__[self.name] = found
+        return found
 
 
-@dataclass(frozen=True)
+def numbers(found: list[int]) -> Tensor:
+    return torch.tensor(found, dtype=torch.int64)
+
+
 class Order:
     """The order in which steps run.
 
     Args:
-        positions: of each step of each row in the values, (N,).
-        rows: longest first, (R,).
-        sizes: their lengths, (R,).
-        real: which rows have step 0, 1, …, (T, R).
+        starts: where each row begins in the values.
+        lengths: how many positions it has.
+
+    Attributes:
+        running: the rows that have positions, longest first.
+        own: how many each of them has.
+        count: R.
+        steps: T.
+        total: N.
     """
 
-    positions: Tensor
-    rows: Tensor
-    sizes: Tensor
-    real: Tensor
+    def __init__(self, starts: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+        self.starts, self.lengths = starts, lengths
+        self.running = self.ordered([i for i, n in enumerate(lengths) if n])
+        self.own = [lengths[i] for i in self.running]
+        self.count, self.steps, self.total = len(self.running), max(lengths, default=0), sum(lengths)
 
-    @lasting
-    def alive(self) -> Tensor:
-        """How many rows have each step."""
-        return self.real.sum(1)
-
-    @lasting
-    def counts(self) -> list[int]:
-        """The same as numbers."""
-        return self.alive.tolist()
+    def ordered(self, rows: list[int]) -> list[int]:
+        return sorted(rows, key=lambda i: -self.lengths[i])
 
     @lasting
     def stretches(self) -> list[tuple[int, int]]:
@@ -70,67 +84,133 @@ class Order:
             [(3, 3), (2, 2)]
         """
         found, begin = list[tuple[int, int]](), 0
-        for row, end in reversed([*enumerate(self.sizes.tolist())]):
+        for row, end in reversed([*enumerate(self.own)]):
             if end > begin:
                 found.append((row + 1, end - begin))
                 begin = end
         return found
 
     @lasting
-    def at(self) -> Tensor:
-        """The position of each row at each step, among all that run, (T, R)."""
-        return (self.alive.cumsum(0) - self.alive)[:, None] + torch.arange(len(self.rows))
+    def counts(self) -> list[int]:
+        """How many rows have each step."""
+        return [row for row, steps in self.stretches for _ in range(steps)]
 
     @lasting
-    def before(self) -> Tensor:
-        """Where a buffer of states holds the step before, (N,)."""
-        return torch.cat([self.at[:1], self.at[:-1] + len(self.rows)]).masked_select(self.real)
+    def alive(self) -> Tensor:
+        """The same as a tensor, (T,)."""
+        return numbers(self.counts)
 
     @lasting
-    def last(self) -> Tensor:
-        """Where it holds each row's last step, (R,)."""
-        return len(self.rows) + self.at.gather(0, (self.sizes - 1)[None])[0] if len(self.rows) else self.rows
+    def rows(self) -> Tensor | None:
+        """The same as a tensor, (R,); None of all rows as they come."""
+        return numbers(self.running)
 
     @lasting
-    def flip(self) -> Tensor:
-        """The same position of the reversed row, (N,)."""
-        steps = torch.arange(len(self.real))[:, None]
-        return self.at.gather(0, (self.sizes - 1 - steps).clamp(min=0)).masked_select(self.real)
+    def sizes(self) -> Tensor:
+        """Their lengths, (R,)."""
+        return numbers(self.own)
+
+    @lasting
+    def real(self) -> Tensor:
+        """Which of them have step 0, 1, …, (T, R)."""
+        return torch.arange(self.steps)[:, None] < self.sizes
+
+    @lasting
+    def positions(self) -> Tensor | None:
+        """Where what runs lies in the values, (N,); None for the first N as they come."""
+        begins = numbers([self.starts[i] for i in self.running])
+        return (torch.arange(self.steps)[:, None] + begins).masked_select(self.real)
 
     @lasting
     def inverse(self) -> Tensor:
         """Where each position is among those that run, if all of them do, (N,)."""
-        return torch.empty_like(self.positions).index_copy_(0, self.positions, torch.arange(len(self.positions)))
+        return torch.empty_like(self.positions).index_copy_(0, self.positions, torch.arange(self.total))
+
+    @lasting
+    def at(self) -> Tensor:
+        """The position of each row at each step, among all that run, (T, R)."""
+        return (self.alive.cumsum(0) - self.alive)[:, None] + torch.arange(self.count)
+
+    @lasting
+    def before(self) -> Tensor:
+        """Where a buffer of states holds the step before, (N,)."""
+        return torch.cat([self.at[:1], self.at[:-1] + self.count]).masked_select(self.real)
+
+    @lasting
+    def last(self) -> Tensor:
+        """Where it holds each row's last step, (R,)."""
+        return self.count + self.at.gather(0, (self.sizes - 1)[None])[0]
+
+    @lasting
+    def flip(self) -> Tensor:
+        """The same position of the reversed row, (N,)."""
+        steps = torch.arange(self.steps)[:, None]
+        return self.at.gather(0, (self.sizes - 1 - steps).clamp(min=0)).masked_select(self.real)
+
+    @lasting
+    def row_by_row(self) -> RowByRow:
+        """The same rows, not sorted."""
+        return RowByRow(self.starts, self.lengths)
+
+
+class RowByRow(Order):
+    """One row after another, as they come."""
+
+    def ordered(self, rows: list[int]) -> list[int]:
+        return rows
+
+    @lasting
+    def begins(self) -> list[int]:
+        """Where each row begins among all that run, if none is left out."""
+        return [0, *accumulate(self.own)][:-1]
+
+    @lasting
+    def rows(self) -> Tensor | None:
+        return None if self.count == len(self.lengths) else numbers(self.running)
+
+    @lasting
+    def owners(self) -> Tensor:
+        """Which of the rows that run each position belongs to, (N,)."""
+        return torch.repeat_interleave(self.sizes, output_size=self.total)
+
+    @lasting
+    def local(self) -> Tensor:
+        """Its step, (N,)."""
+        return torch.arange(self.total) - numbers(self.begins).index_select(0, self.owners)
+
+    @lasting
+    def positions(self) -> Tensor | None:
+        begins = [self.starts[i] for i in self.running]
+        return None if begins == self.begins else numbers(begins).index_select(0, self.owners) + self.local
+
+    @lasting
+    def flip(self) -> Tensor:
+        ends = [2 * begin + n - 1 for begin, n in zip(self.begins, self.own, strict=True)]
+        return numbers(ends).index_select(0, self.owners) - torch.arange(self.total)
 
     @lasting
     def cells(self) -> Tensor:
-        """Where each position lies in a rectangle, (N,)."""
-        return self.real.flatten().nonzero()[:, 0]
+        """Where each position lies in a rectangle, (N,) of T·R."""
+        return self.local * self.count + self.owners
 
     @lasting
     def ends(self) -> Tensor:
         """Where each row's last step lies there, (R,)."""
-        return (self.sizes - 1) * len(self.rows) + torch.arange(len(self.rows))
+        return numbers([(n - 1) * self.count + row for row, n in enumerate(self.own)])
 
 
 def order_of(starts: Tensor, lengths: Tensor) -> Order:
-    """Step 0 of all rows, step 1 of those that have it, …, longest rows first. Reads both on the host."""
-    return order_of_numbers(tuple(starts.tolist()), tuple(lengths.tolist()))
+    """That of rows which begin so in the values, and are so long. Reads both on the host."""
+    return order_of_numbers(tuple(on_host(starts)), tuple(on_host(lengths)))
 
 
 @lru_cache(maxsize=RECENT)
 def order_of_numbers(starts: tuple[int, ...], lengths: tuple[int, ...]) -> Order:
-    with torch.inference_mode(False):
-        sizes, rows = torch.tensor(lengths, dtype=torch.int64).sort(descending=True, stable=True)
-        rows = rows[sizes > 0]
-        sizes = sizes[: len(rows)]
-        steps = torch.arange(int(sizes[0]) if len(sizes) else 0)[:, None]
-        real = steps < sizes
-        positions = (torch.tensor(starts, dtype=torch.int64)[rows] + steps).masked_select(real)
-        return Order(positions, rows, sizes, real)
+    return Order(starts, lengths)
 
 
 @once
 def order_on(s: Structure) -> Order:
     """That of a structure."""
-    return order_of(s.offsets[:-1], lengths_of(s))
+    offsets = on_host(s.offsets)
+    return order_of_numbers(tuple(offsets[:-1]), tuple([end - begin for begin, end in pairwise(offsets)]))

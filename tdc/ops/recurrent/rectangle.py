@@ -3,7 +3,7 @@
 A step of padding opens the forget gate and closes the input gate, so that c stays what it was after a row's last real
 step; h is read there. What tells is a flag: one more feature of the input, whose weights outweigh all others.
 
-    N real positions, R rows that have any, longest first, for T steps; D features in, H out
+    N real positions, row by row; R rows that have any, for T steps; D features in, H out
 
 Invariants: gradients at steps of padding are 0, and nothing is made of what lies there. Padding costs arithmetic and
 saves calls: `pays` weighs them.
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.ops.recurrent.layers import Kept, Layer, Net, Way
-from tdc.ops.recurrent.order import Order
+from tdc.ops.recurrent.order import Order, RowByRow
 from tdc.ops.recurrent.stretches import LSTM, run_stretch
 
 DTYPES = torch.float32, torch.float32, torch.float32, torch.uint8  # kept: outputs, h, c, and what oneDNN wants back
@@ -31,16 +31,22 @@ run_back: Any = torch.ops.aten.mkldnn_rnn_layer_backward.default
 
 def pays(order: Order, keep: bool, calls: int, weights: list[Tensor]) -> bool:
     """Whether an LSTM runs so that oneDNN `serves`, where another way takes so many calls."""
-    padding = order.real.numel() - len(order.positions)
+    padding = order.steps * order.count - order.total
     work = sum([t.numel() for t in weights[:2]]) + GATE * weights[0].shape[0]
     return padding * work <= (TRAINED if keep else WORTH) * calls
 
 
-def padded(x: Tensor, order: Order) -> Tensor:
+def rows_of(net: Net) -> RowByRow:
+    """The rows of a net that runs in this way, as they come."""
+    assert isinstance(net.order, RowByRow)
+    return net.order
+
+
+def padded(x: Tensor, order: RowByRow) -> Tensor:
     """(N, D) to (T, R, D + 1): positions, whose flag is 0, and padding, whose flag is 1."""
-    out = x.new_zeros(order.real.numel(), x.shape[1] + 1)
+    out = x.new_zeros(order.steps * order.count, x.shape[1] + 1)
     out[:, -1] = 1
-    return out.index_copy_(0, order.cells, F.pad(x, (0, 1))).view(*order.real.shape, -1)
+    return out.index_copy_(0, order.cells, F.pad(x, (0, 1))).view(order.steps, order.count, -1)
 
 
 def flagged(weights: list[Tensor]) -> list[Tensor]:
@@ -53,7 +59,7 @@ def flagged(weights: list[Tensor]) -> list[Tensor]:
 
 def run(net: Net, layer: Layer, keep: bool) -> tuple[Tensor, list[Tensor], Kept]:
     """Forward."""
-    order, size = net.order, layer.first[0].shape[1]
+    order, size = rows_of(net), layer.first[0].shape[1]
     given = padded(layer.x, order), *flagged(layer.weights), *layer.first
     with torch.set_grad_enabled(keep):  # oneDNN keeps what its backward wants, where autograd is on
         y, h, c, held = run_stretch(*given, False, [], LSTM, size, 1, True, False, False, keep)
@@ -66,14 +72,14 @@ def back(
     net: Net, layer: Layer, kept: Kept, grad: Tensor, held: list[Tensor], wanted: bool
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
     """Backward."""
-    (y, h, c, space), (to_h, to_c), order = kept, held, net.order
-    to_y = grad.new_zeros(order.real.numel(), grad.shape[1]).index_copy_(0, order.cells, grad)
+    (y, h, c, space), (to_h, to_c), order = kept, held, rows_of(net)
+    to_y = grad.new_zeros(order.steps * order.count, grad.shape[1]).index_copy_(0, order.cells, grad)
     to_y.index_add_(0, order.ends, to_h)
     given = padded(layer.x, order), *flagged(layer.weights), *layer.first, y, h, c
     grads = to_y.view_as(y), torch.zeros_like(to_h), to_c
     how: Any = False, LSTM, y.shape[2], 1, True, True, False, [], False
     to_x, to_w, *to_weights, first_h, first_c = run_back(*given, *grads, *how, space)
-    lines = to_x.view(order.real.numel(), -1)[:, :-1].index_select(0, order.cells) if wanted else None
+    lines = to_x.flatten(0, 1)[:, :-1].index_select(0, order.cells) if wanted else None
     return lines, [first_h, first_c], [to_w[:, :-1], *to_weights[: len(layer.weights) - 1]]
 
 
@@ -85,7 +91,7 @@ def hidden(kept: Kept) -> Kept:
 def found_again(net: Net, size: int, kept: Kept) -> Kept:
     """What was `hidden`, of all layers and directions; nothing where tensors were copied on the way, to storages of
     their own or within others."""
-    steps, rows = net.order.real.shape
+    steps, rows = net.order.steps, net.order.count
     shapes = [(steps, rows, size), (rows, size), (rows, size), (-1,)]
     found = [t.new_empty(0).set_(t.untyped_storage()) for t in kept]
     for k, (t, whole) in enumerate(zip(kept, found, strict=True)):
@@ -96,7 +102,7 @@ def found_again(net: Net, size: int, kept: Kept) -> Kept:
 
 
 def outputs(net: Net, kept: Kept) -> Tensor:
-    return kept[0].view(net.order.real.numel(), -1).index_select(0, net.order.cells)
+    return kept[0].flatten(0, 1).index_select(0, rows_of(net).cells)
 
 
 RECTANGLE = Way(run, back, outputs)

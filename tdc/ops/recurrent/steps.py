@@ -37,7 +37,7 @@ def buffers(x: Tensor, positions: int, rows: int, size: int, mode: str) -> Kept:
 
 def filled(net: Net, kept: Kept) -> Kept:
     """Buffers without the room that is left."""
-    real, rows = len(net.order.positions), len(net.order.rows)
+    real, rows = net.order.total, net.order.count
     return [b[:real] if name == "gates" else b[: rows + real] for name, b in zip(KEPT[net.mode], kept, strict=True)]
 
 
@@ -47,7 +47,7 @@ def steps_of(net: Net) -> Steps:
 
 def run(net: Net, layer: Layer, keep: bool) -> tuple[Tensor, list[Tensor], Kept]:
     """Forward. Buffers hold initial states first."""
-    order, rows = net.order, len(net.order.rows)
+    order, rows = net.order, net.order.count
     kept = buffers(layer.x, *net.room, layer.first[0].shape[1], net.mode)
     own = filled(net, kept)
     held = own[-len(layer.first) :]
@@ -69,7 +69,7 @@ def back(
 
 
 def outputs(net: Net, kept: Kept) -> Tensor:
-    return filled(net, kept)[KEPT[net.mode].index("h")][len(net.order.rows) :]
+    return filled(net, kept)[KEPT[net.mode].index("h")][net.order.count :]
 
 
 def turn_gates(w: Tensor, mode: str, shift: int) -> Tensor:

@@ -34,8 +34,8 @@ def serves(tensors: list[Tensor]) -> bool:
 
 def pays(order: Order, weights: list[Tensor]) -> bool:
     """Whether an LSTM runs so that oneDNN `serves`."""
-    enough = sum([t.numel() for t in weights[:2]]) <= LAID_OUT * len(order.positions)
-    return pack_lstm_weights is not None and LEAST * len(order.stretches) <= len(order.real) and enough
+    enough = sum([t.numel() for t in weights[:2]]) <= LAID_OUT * order.total
+    return pack_lstm_weights is not None and LEAST * len(order.stretches) <= order.steps and enough
 
 
 def run(net: Net, layer: Layer, keep: bool) -> tuple[Tensor, list[Tensor], Kept]:
