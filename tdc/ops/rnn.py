@@ -24,6 +24,7 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.levels import moving
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
+from tdc.ops.recurrent.by_cells import run_cells
 from tdc.ops.recurrent.derivatives import Options, Recur, learns, recur
 from tdc.ops.recurrent.operator import ANYTHING, KERNELS, NOTHING, ROOM, fits, run_rows
 from tdc.ops.recurrent.order import Order, order_of, order_on
@@ -50,12 +51,13 @@ def run_layers(
     if not train or dropout == 0.0 or layers == 1:
         how = (mode, bias, layers, bidirectional)
         by_layers = fits(values, states) and not torch.is_autocast_enabled(values.device.type)
+        tensors = [values, *states, *weights]
+        if order is not None and moving(tensors):  # a direction made by hand: plain operations hand it on
+            return tuple(run_cells(values, order, states, list(weights), *how))
         if order is not None and not by_layers:
             return tuple(run_rows(values, order, states, list(weights), *how))
-        tensors = [values, *states, *weights]
         if not learns(tensors):
-            given = None if order is None or moving(tensors) else order
-            options = Options(len(states), len(tensors), NOTHING, how, given)
+            options = Options(len(states), len(tensors), NOTHING, how, order)
             outs: tuple[Tensor, ...] = Recur.forward(starts, lengths, options, *tensors)
             return outs
         # Dynamo wants different tensors there (2.13), users may pass one twice.

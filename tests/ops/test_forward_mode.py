@@ -197,8 +197,9 @@ def test_directions_of_directions(name: str, kind: str):
 @pytest.mark.parametrize(
     "module", [nn.GRU(3, 4, 2, bidirectional=True, batch_first=True), nn.LSTM(3, 4, proj_size=2, batch_first=True)]
 )
-def test_recurrent(module: nn.Module, kind: str):
-    """A direction of rows and of weights."""
+@pytest.mark.parametrize("records", [True, False])
+def test_recurrent(module: nn.Module, kind: str, records: bool):
+    """A direction of rows and of weights, of torch.func and made by hand, under `no_grad`, too."""
     module = module.double().requires_grad_(False)
     params = dict(module.named_parameters())
     moves = {name: torch.ones_like(p) for name, p in params.items()}
@@ -211,7 +212,14 @@ def test_recurrent(module: nn.Module, kind: str):
 
     x, t = [y if kind == "packed" else y.to_padded() for y in (batch(), batch(1))]
     want = [along(r, d) for r, d in zip(batch().unbind(), batch(1).unbind(), strict=True)]
-    torch.testing.assert_close(list(along(x, t).unbind()), want)
+    with torch.set_grad_enabled(records):
+        torch.testing.assert_close(list(along(x, t).unbind()), want)
+        with forward_ad.dual_level():
+            dual = {name: forward_ad.make_dual(p, moves[name]) for name, p in params.items()}
+            rows = [forward_ad.make_dual(r, d) for r, d in zip(batch().unbind(), batch(1).unbind(), strict=True)]
+            y = call(dual, tdc.pack(rows) if kind == "packed" else tdc.pack(rows).to_padded())
+            found = [forward_ad.unpack_dual(row).tangent for row in y.unbind()]
+    torch.testing.assert_close(found, want)
 
 
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])

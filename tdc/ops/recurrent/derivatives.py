@@ -195,8 +195,9 @@ refuse_derivative(rnn_backward_op, no_second("rnn"))
 
 
 def learns(tensors: list[Tensor]) -> bool:
-    """Whether there may be a gradient. Transforms of `torch.func` keep it to themselves."""
-    return torch.is_grad_enabled() and (not eager() or any([t.requires_grad for t in tensors]))
+    """Whether there may be a derivative. Transforms of `torch.func` keep gradients to themselves."""
+    gradients = torch.is_grad_enabled() and (not eager() or any([t.requires_grad for t in tensors]))
+    return gradients or (under_transform() and in_direction())
 
 
 def learns_traced(tensors: list[Tensor]) -> bool:
