@@ -161,9 +161,9 @@ class TrainStep:
 
         Raises:
             DtypeError: neither a module nor a TensorDict.
-            StructureError: parameters of another net; statistics of a module that training updates, such as those of
-                BatchNorm, for a loss that does not take them, or among the parameters; an optimizer whose update
-                changes the form of parameters or of its state.
+            StructureError: no parameters to train, or those of another net; statistics of a module that training
+                updates, such as those of BatchNorm, for a loss that does not take them, or among the parameters; an
+                optimizer whose update changes the form of parameters or of its state.
 
         Example:
             >>> from tdc.optim import sgd
@@ -173,9 +173,12 @@ class TrainStep:
         """
         run = self._step
         params, own = run.loss.parts(module, buffers)
+        if not params._leaves:
+            hint = "net.requires_grad_(True), or p.requires_grad_(True) of those that shall learn"
+            raise StructureError(message("compile.train_step.init", "parameters that require grad", "none", hint=hint))
         size = params.batch_size
         params = params.apply(torch.clone)
-        device = device_of(params) if params._leaves else None
+        device = device_of(params)
         own = None if own is None else own.apply(torch.clone)
         if run.process_group is not None:
             given = {"params": params} if own is None else {"params": params, "buffers": own}

@@ -95,6 +95,13 @@ tdc.compile.train_step.init: expected a module or a TensorDict of parameters, go
 hint: step.init(), which takes those of the net""",
         )
         self.says(
+            lambda: of_net().init(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)),
+            """\
+StructureError
+tdc.compile.train_step.init: expected parameters that require grad, got none
+hint: net.requires_grad_(True), or p.requires_grad_(True) of those that shall learn""",
+        )
+        self.says(
             lambda: of_net()(of_net().init(), X.to("meta")),
             """\
 StructureError
