@@ -32,6 +32,7 @@ from tdc.compile._torch.tracing import before_operator, is_batched, refuse_in_sc
 from tdc.compile.carries import agree, moving, replaced, split, tensors_of
 from tdc.compile.upstream import (
     Code,
+    Planes,
     anchored,
     copied,
     ends_if_ran,
@@ -163,19 +164,22 @@ def repeat_in_graph(
     first = condition(tensors)
     if not positions:
         return list(tensors)
+    moved = [tensors[position] for position in positions]
     ref = needs_grad(tensors, after)
     refuse_in_scan("while_loop", ref)
+    planes = Planes(ref, moved)
 
     def whole(flat: Sequence[Tensor]) -> list[Tensor]:
-        return replaced(tensors, positions, flat)
+        return replaced(tensors, positions, planes.decode(flat))
 
     def step(*flat: Tensor) -> tuple[Tensor, ...]:
         out = body(whole(flat))
-        return tuple([copied(out[position]) for position in positions])
+        return tuple([copied(x) for x in planes.encode([out[position] for position in positions])])
 
-    start = tuple([anchored(tensors[position], ref) for position in positions])
+    starts = planes.encode(moved)
+    start = tuple([anchored(x, ref) for x in starts])
     end = while_operator(lambda *flat: condition(whole(flat)), step, start)
-    return whole(end if ref is None else ends_if_ran(first, end, [tensors[i] for i in positions]))
+    return whole(end if ref is None else ends_if_ran(first, end, starts))
 
 
 def checked(op: str, pred: Any) -> Any:

@@ -11,6 +11,7 @@ Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` th
     operands returned   Inductor makes `x` of `x + 0`, so that a body returns what it got, and uses the memory of that
                         operand again while the result is alive: `memory_apart`, by `before_operator` as well
     integer results     their gradient is missing, an assertion fails; the same in cond: `Code` passes them as float64
+    complex carries     a differentiated `while_loop` fails an assertion: `Planes` passes them as real ones
     views as results    of a differentiated loop, at offsets that the next cannot take: `ends_if_ran` copies
     one gradient twice  of two ends of scan or cond fails: `own_gradients`
     zeros as results    torch 2.11 fails where the gradient of a step in scan is zeros that it saved: `tied`
@@ -111,6 +112,26 @@ class Code:
     def decode(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
         """What was passed; `dim` is where the halves are now."""
         return [x if d is None else from_halves(x, d, dim) for x, d in zip(tensors, self.dtypes, strict=True)]
+
+
+class Planes:
+    """Complex tensors as real ones on their way through a `while_loop` that is to be differentiated, and back.
+
+    Without `ref` nothing is differentiated, and tensors pass as they are. `like` has the dtypes that pass.
+    """
+
+    __slots__ = ("split",)
+
+    def __init__(self, ref: Tensor | None, like: Sequence[Tensor]) -> None:
+        self.split = [ref is not None and x.is_complex() for x in like]
+
+    def encode(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What is passed, with a dim of two at the end where it was complex."""
+        return [torch.view_as_real(x.resolve_conj()) if s else x for x, s in zip(tensors, self.split, strict=True)]
+
+    def decode(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What was passed."""
+        return [torch.view_as_complex(x) if s else x for x, s in zip(tensors, self.split, strict=True)]
 
 
 def halves(x: Tensor, dim: int = 0) -> Tensor:

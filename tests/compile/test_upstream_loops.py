@@ -94,6 +94,12 @@ def chained(loop: Fn, x: Tensor) -> Tensor:
     return loop(lambda n, k: n < 2, lambda n, k: (n + 1, k * h), (count(), x.cos()))[1].sum()
 
 
+def turned(loop: Fn, x: Tensor) -> Tensor:
+    """A complex carry, beside one that begins without gradient, and a conjugate that one round hands to the next."""
+    start = count(), torch.complex(x, x + 1), torch.zeros(3, dtype=torch.complex128)
+    return loop(lambda n, h, k: n < 3, lambda n, h, k: (n + 1, h * h * 0.5, (k + h).conj()), start)[2].abs().sum()
+
+
 def added(scan: Fn, w: Tensor) -> Tensor:
     """The sum of two carries, whose gradients are one tensor."""
     start = w.cos(), w.sin()
@@ -134,6 +140,16 @@ class TestWhileLoop:
         args = inputs((3,))
         (got,) = gradients(not_run, RAW.while_loop, *args, backend="aot_eager")
         assert not right([got], [torch.ones_like(got)]), "torch mended it: remove `ran` in tdc/compile/upstream.py"
+
+    def test_complex_numbers(self):
+        args = inputs((3,))
+        want = gradients(turned, unrolled, *args)
+        assert right(gradients(turned, tdc.while_loop, *args, backend="aot_eager"), want)
+
+    def test_torch_fails_with_complex_numbers(self):
+        """Where it does not raise, torch mended it: remove Planes in tdc/compile/upstream.py."""
+        with pytest.raises(Exception, match="outs_to_grad"):
+            gradients(turned, RAW.while_loop, *inputs((3,)), backend="aot_eager")
 
     @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["inductor", tdc.compile.backend])
