@@ -162,8 +162,11 @@ def repeat_in_graph(
     """A loop as one operation of a graph; `after` is what `body` makes of `tensors` outside of it."""
     positions = moving(tensors, after)
     first = condition(tensors)
-    if not positions:
+    if not positions or first is False:
         return list(tensors)
+    if first is True:
+        got = "True, whatever the carry is: the loop would not end"
+        raise StructureError(message("while_loop", "a predicate that reads the carry", got, hint="n < 10 of a counter"))
     moved = [tensors[position] for position in positions]
     ref = needs_grad(tensors, after)
     refuse_in_scan("while_loop", ref)

@@ -203,6 +203,14 @@ class TestCompiled:
         f = lambda x: tdc.while_loop(lambda n, h: n < 2, lambda n, h: (n + 1, torch.tanh(h * w)), (torch.tensor(0), x))  # noqa: E731
         assert isinstance(same(f, x, wrt=[w])[1], tdc.MaskedBatch)
 
+    def test_while_loop_whose_condition_is_a_python_bool(self):
+        """`torch.where` took no bool where the loop was differentiated."""
+        w = weight(3)
+        loop = lambda flag: lambda w: tdc.while_loop(lambda h: flag, lambda h: (h * w,), (w * 2,))  # noqa: E731
+        same(loop(False), w, wrt=[w])
+        with pytest.raises(Exception, match="expected a predicate that reads the carry, got True"):
+            torch.compile(loop(True), fullgraph=True, backend="eager")(w)
+
     @pytest.mark.slow
     def test_values_that_change_places(self):
         x = torch.rand(3)
