@@ -106,6 +106,10 @@ def from_padded(
         side: where the padding is: "right", behind the real positions of each row, or "left", in front of them; then
             the rows are moved to the front. `to_packed()` of the result packs either.
 
+    Returns:
+        A batch of `data` itself; where `data` requires grad, of a copy with zeros in padding, so that the gradient of
+        padding is 0, whatever it holds.
+
     Raises:
         ShapeError: neither or both of lengths and mask are given, the mask does not fit the data, or an unknown side.
         DtypeError: the mask is not bool.
@@ -141,7 +145,8 @@ def from_padded(
     hint = "lengths count the real positions of each row"
     text = message("from_padded", "lengths between 0 and the width of data", "one outside", hint=hint)
     require(inside.all(), text, StructureError)
-    return x if side == "right" else x.with_data(shift_rows(data, x.lengths[:, 0], side, "from_padded"))
+    x = x if side == "right" else x.with_data(shift_rows(data, x.lengths[:, 0], side, "from_padded"))
+    return x.with_data(x.filled(0)) if data.requires_grad else x  # else 0 times the derivative of what padding holds
 
 
 @overload

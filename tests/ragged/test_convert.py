@@ -194,6 +194,18 @@ def test_from_padded():
         assert torch.equal(x.to_packed().values, data[mask])
 
 
+@pytest.mark.parametrize("fill", [0.0, float("nan"), float("inf")])
+def test_from_padded_gives_padding_no_gradient(fill: float):
+    """It was 0 times the derivative of what padding holds, and NaN in the weights of what made the rectangle."""
+    right = torch.arange(3) < T([2, 0])[:, None]
+    for f in (torch.sqrt, torch.log, torch.square, lambda x: x / x.norm(dim=2, keepdim=True)):
+        for side, mask in (("right", right), ("left", right.flip(1))):
+            data = torch.rand(2, 3, 4).masked_fill(~mask[..., None], fill).requires_grad_()
+            (got,) = torch.autograd.grad(f(tdc.from_padded(data, mask=mask, side=side)).sum(), data)
+            (want,) = torch.autograd.grad(f(data[mask].unsqueeze(0)).sum(), data)
+            torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
