@@ -50,7 +50,8 @@ class MaskedBatch(Operations):
         data any; lengths int64.
 
     Args:
-        data: the rectangle; its padding may hold anything, NaN included.
+        data: the rectangle, as it is; its padding may hold anything, NaN included. Of data that require grad,
+            `from_padded` keeps what padding holds out of gradients.
         lengths: real size of each example in each ragged dim.
         ragged_dims: the dims of `data` in which examples differ; dim 0 is the batch. One dim, or neighbouring dims.
 
