@@ -10,6 +10,7 @@
     unrecorded       operations inside a kernel that takes many, without what autograd keeps of views and versions
     applied          an autograd function at all levels
     moving           the tensors that have a direction at this level
+    mapped           whether autograd maps over gradients, by the `vmap` that it has of its own
     delayed_error    results without a derivative at this level
 
 `torch.autograd.Function.apply` begins again at the top, which a kernel is below. Dynamo traces it under no `vmap`, and
@@ -141,6 +142,11 @@ def moving(args: Iterable[Any]) -> list[Tensor]:
     if internals._C._dispatch_tls_is_dispatch_key_excluded("ADInplaceOrView"):  # inside a kernel
         return []
     return [a for a in args if isinstance(a, Tensor) and internals._VF._unpack_dual(a, level=0)[1] is not None]
+
+
+def mapped(tensors: Iterable[Tensor]) -> bool:
+    """Whether one is a batch of `torch.autograd.grad(is_grads_batched=True)`, of which no kernel writes into results."""
+    return any([internals._C._functorch.is_legacy_batchedtensor(t) for t in tensors])
 
 
 def delayed_error(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:

@@ -29,7 +29,7 @@ from tdc.core.dynamo import (
     under_transform,
 )
 from tdc.core.errors import StructureError, UnsupportedError, message
-from tdc.core.levels import applied, at_level, below_autograd, delayed_error, moving, unrecorded
+from tdc.core.levels import applied, at_level, below_autograd, delayed_error, mapped, moving, unrecorded
 
 library: Any = torch.library  # some of it has no types
 LIBRARY: Any = library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
@@ -201,7 +201,7 @@ def only_results(*args: Any) -> bool:
 def at_hand(x: Tensor) -> bool:
     """Whether the kernel of an operator can be called as a function, which is faster than through the dispatcher:
     outside of graphs, modes and transforms, where nothing is differentiated, of a tensor like this one."""
-    return type(x) is Tensor and readable()
+    return type(x) is Tensor and readable() and not mapped((x,))
 
 
 trace_as(at_hand, never)

@@ -84,6 +84,20 @@ def test_second_derivative(name: str, kind: str):
         torch.testing.assert_close([found[k] for k in keys], list(want))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_several_gradients_at_once(name: str):
+    """`is_grads_batched`, as `torch.autograd.functional.jacobian(vectorize=True)` asks: as one after another."""
+    make, run = CASES[name]
+    torch.manual_seed(0)
+    module, x = make(), tdc.pack([torch.randn(n, 4, dtype=torch.float64) for n in (3, 1, 5)]).requires_grad_()
+    wrt = [x.values, *module.parameters()]
+    out = run(module, dict(module.named_parameters()), x).values
+    grads = torch.randn(3, *out.shape, dtype=torch.float64)
+    want = zip(*[torch.autograd.grad(out, wrt, g, retain_graph=True) for g in grads], strict=True)
+    found = torch.autograd.grad(out, wrt, grads, is_grads_batched=True)
+    torch.testing.assert_close(list(found), [torch.stack(parts) for parts in want])
+
+
 def test_second_derivative_in_a_graph_is_refused():
     """As it is traced under `torch.func`; as it runs where a graph prepares for it."""
     x: Any = tdc.pack([torch.randn(2, 3, 4), torch.randn(2, 1, 4)], ragged_dim=2)

@@ -18,7 +18,7 @@ from torch.func import jvp, vjp
 
 from tdc.core.dynamo import eager, in_direction, readable, trace_as, trace_with_grad, under_mode, under_transform
 from tdc.core.errors import UnsupportedError, message, no_second
-from tdc.core.levels import also_below, applied
+from tdc.core.levels import also_below, applied, mapped
 from tdc.core.operators import derive, refuse_derivative
 from tdc.ops.recurrent.by_cells import run_cells
 from tdc.ops.recurrent.operator import backward, forward, rnn_backward_op, rnn_op
@@ -177,6 +177,7 @@ def run_backward(starts: Tensor, lengths: Tensor, options: Options, *tensors: Te
     grads, (values, *rest) = list(tensors[:results]), tensors[results : results + options.count]
     states, weights, kept = rest[:n], rest[n:], list(tensors[results + options.count :])
     if order is not None and readable():
+        kept = [] if mapped(grads) else kept  # by autograd then, which may map over them
         return tuple(backward(grads, kept, options.wanted, values, order, states, weights, *options.given))
     given = values, starts, lengths, states, weights, *options.given
     return tuple(rnn_backward_op(grads, kept, options.wanted, *given))
