@@ -60,6 +60,21 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple([t.to(dtype) if t.dtype in (torch.float32, *HALF) else t for t in tensors])
 
 
+def in_float32(op: Op, impl: Op) -> Op:
+    """`impl` of half precision in float32, where `torch.autocast` is on and runs torch's `op` so."""
+    devices = [device for device, ops in AUTOCAST_FLOAT32.items() if op in ops]
+    if not devices:
+        return impl
+
+    @wraps(impl)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if any([torch.is_autocast_enabled(device) and args[0].device.type == device for device in devices]):
+            args = tuple([a.to(torch.float32) if getattr(a, "dtype", None) in HALF else a for a in args])
+        return impl(*args, **kwargs)
+
+    return run
+
+
 def floating(op: Op, impl: Op) -> Op:
     """`impl` where torch's `op` takes integers; one that refuses them where it does not."""
     if op not in FLOATING:
@@ -109,6 +124,12 @@ def is_floating(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+AUTOCAST_FLOAT32: dict[str, tuple[Op, ...]] = {  # of those that do not call torch's own on the values
+    "cpu": (
+        torch.prod, torch.quantile, torch.nanquantile, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
+    ),
+    "cuda": (torch.prod,),
+}  # fmt: skip
 untyped: Any = torch  # the stubs of its norms leave types open
 FLOATING: dict[Op, int] = {
     **dict.fromkeys(

@@ -145,7 +145,7 @@ def moving(args: Iterable[Any]) -> list[Tensor]:
 
 
 def mapped(tensors: Iterable[Tensor]) -> bool:
-    """Whether one is a batch of `torch.autograd.grad(is_grads_batched=True)`, of which no kernel writes into results."""
+    """Whether one is a batch of `torch.autograd.grad(is_grads_batched=True)`, for whom no kernel writes results."""
     return any([internals._C._functorch.is_legacy_batchedtensor(t) for t in tensors])
 
 

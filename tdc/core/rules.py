@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tdc.core.dtypes import floating
+from tdc.core.dtypes import floating, in_float32
 from tdc.core.dynamo import own_name
 from tdc.core.errors import UnsupportedError, message, op_name
 from tdc.core.typing import Op
@@ -79,7 +79,7 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -
     Args:
         rows: the list that the row joins.
     """
-    impl, table = floating(rule.op, rule.impl), DISPATCH[rule.kind]
+    impl, table = in_float32(rule.op, floating(rule.op, rule.impl)), DISPATCH[rule.kind]
     rule = rule if impl is rule.impl else replace(rule, impl=impl)
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))

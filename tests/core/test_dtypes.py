@@ -168,3 +168,30 @@ def test_reductions_made_of_others_name_themselves(name: str):
     for batch, dim in ((x, 0), (x, 7), (x.to_padded(), 7)):
         with pytest.raises(tdc.ShapeError, match=rf"tdc\.{name}: "):
             getattr(batch, name)(dim)
+
+
+IN_FLOAT32: dict[str, tuple[int, Callable[[Any], Any]]] = {
+    "prod": (1, lambda x: x.prod(1)),
+    "prod of features": (1, lambda x: torch.prod(x, dim=2)),
+    "prod of all": (1, lambda x: x.prod()),
+    "quantile": (1, lambda x: x.quantile(0.5, 1)),
+    "nanquantile": (1, lambda x: torch.nanquantile(x, 0.5, dim=2)),
+    "avg_pool3d": (3, lambda x: F.avg_pool3d(x, 2)),
+    "max_pool3d": (3, lambda x: F.max_pool3d(x, 2)),
+    "adaptive_avg_pool3d": (3, lambda x: F.adaptive_avg_pool3d(x, 1)),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_autocast_in_float32(name: str, compiled: bool):
+    """As torch has it, in a dtype that holds the result: 300 squared is too large for float16."""
+    dims, fn = IN_FLOAT32[name]
+    rows = [torch.full((2, *[n] * dims), 300.0, dtype=torch.float16) for n in (3, 2)]
+    x: Any = tdc.pack(rows, ragged_dim=tuple(range(2, 2 + dims)))
+    x = x if dims > 1 else x.transpose(1, 2)
+    alone = rows if dims > 1 else [row.T for row in rows]
+    run = torch.compile(fn, backend="aot_eager", fullgraph=True) if compiled else fn
+    with torch.autocast("cpu", torch.float16):
+        found, want = run(x), [fn(row[None])[0] for row in alone] if name != "prod of all" else fn(x.values)
+    torch.testing.assert_close(found if isinstance(want, torch.Tensor) else list(found.unbind()), want)
