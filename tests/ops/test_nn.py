@@ -332,3 +332,26 @@ def test_ensemble_compiled(name: str):
             assert_ensemble(name, members, rows(lengths), *run(build(rows(lengths), "nested", torch.Tensor.detach)))
         if name == "mlp":  # the function of a MultiheadAttention is called with batches, where no mode reaches into it
             assert counter.graphs == 1
+
+
+MASK = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(2))
+ONE_HEAD: dict[str, tuple[dict[str, Any], Callable[[int, int], dict[str, Any]]]] = {
+    "whole": ({}, lambda i, n: {}),
+    "causal": ({"is_causal": True, "scale": 0.3}, lambda i, n: {"is_causal": True, "scale": 0.3}),
+    "mask": ({"attn_mask": MASK[0]}, lambda i, n: {"attn_mask": MASK[0, :n, :n]}),
+    "mask of each": ({"attn_mask": MASK}, lambda i, n: {"attn_mask": MASK[i, :n, :n]}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ONE_HEAD)
+def test_attention_without_a_dim_of_heads(name: str, kind: str):
+    """(B, -1, D) and values of another size, as torch takes (B, L, D)."""
+    options, of_row = ONE_HEAD[name]
+    given = zip(range(len(LENGTHS)), LENGTHS, strict=True)
+
+    def run(module: nn.Module, x: Any) -> Any:
+        how = options if not isinstance(x, Tensor) else of_row(*next(given))
+        return nn.functional.scaled_dot_product_attention(x, x, module(x), **how)
+
+    assert_same(nn.Linear(SIZE, 3), kind, [rows()], run)

@@ -44,7 +44,7 @@ from tdc.ops.attention.pairs import attend_pairs
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest, offsets_int32
-from tdc.ragged.storage import Ragged, require_alike
+from tdc.ragged.storage import Ragged, is_ragged, require_alike
 from tdc.ragged.structure import Structure
 
 NAME = "scaled_dot_product_attention"
@@ -222,7 +222,11 @@ def sdpa(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Ragged:  # fmt: skip
-    """(B, H, -1, D) with the ragged dim third, as torch's (B, H, L, D)."""
+    """(B, H, -1, D) with the ragged dim third, as torch's (B, H, L, D); (B, -1, D) is one head."""
+    if all([is_ragged(x) and x.ragged_dims == (1,) and x.ndim == 3 for x in (query, key, value)]):
+        mask = attn_mask.unsqueeze(1) if isinstance(attn_mask, Tensor) and attn_mask.ndim == 3 else attn_mask
+        one_head = [x.unsqueeze(1) for x in (query, key, value)]
+        return sdpa(*one_head, mask, dropout_p, is_causal, scale, enable_gqa).squeeze(1)
     check_operands((query, key, value), attn_mask, is_causal, enable_gqa)
     if isinstance(query, NestedTensor):
         q, k, v = (x.values.transpose(0, 1) for x in (query, key, value))
