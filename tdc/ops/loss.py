@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import refuse_integers, rounded_once
+from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
@@ -227,6 +228,23 @@ def cosine_embedding_loss(
     return torch.where(target == 1, 1 - cosine, torch.where(target == -1, apart, torch.zeros_like(cosine)))
 
 
+def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "none") -> Tensor:
+    """torch's own, of vectors (N, C)."""
+    return F.multilabel_margin_loss(input, target, reduction=reduction)
+
+
+def multilabel_margin_loss_traced(input: Tensor, target: Tensor, reduction: str = "none") -> Tensor:
+    """What Dynamo traces: torch's decomposition takes what follows the first -1 for class 0 (2.11-2.13)."""
+    named = (target < 0).cumsum(-1) == 0
+    classes = torch.where(named, target, 0)
+    is_named = torch.zeros_like(target).scatter_add(-1, classes, named.to(target.dtype)) > 0
+    margins = (1 - input.gather(-1, classes)[..., None] + input[..., None, :]).clamp(min=0)
+    return torch.where(named[..., None] & ~is_named[..., None, :], margins, 0).sum((-2, -1)) / input.shape[-1]
+
+
+trace_as(multilabel_margin_loss, multilabel_margin_loss_traced)
+
+
 def ctc_loss(
     log_probs: Any, targets: Any, input_lengths: Any = None, target_lengths: Any = None, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,
@@ -265,6 +283,7 @@ losses(
 losses(
     by_vector, F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.cosine_embedding_loss,
     F.triplet_margin_loss, F.triplet_margin_with_distance_loss, cosine_embedding_loss=cosine_embedding_loss,
+    multilabel_margin_loss=multilabel_margin_loss,
 )  # fmt: skip
 define(F.ctc_loss, "loss", ragged=ctc_loss, modes=("eager", "grad", "vmap"))  # torch reads the lengths on the host
 for _op in (

@@ -239,3 +239,20 @@ def test_probabilities_of_other_sizes_are_refused(loss: Any, kind: str):
     for target in (x[:, :, :1], torch.rand(3, 1, 1)):
         with pytest.raises(tdc.ShapeError, match="expected input and target of equal static sizes"):
             loss(x, target)
+
+
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_labels_end_at_the_first_negative_one_in_a_graph(kind: str, reduction: str):
+    """torch's decomposition (2.11-2.13) takes what follows it for class 0."""
+    labels = torch.tensor([[1, 0, -1, 2], [3, 3, -1, -1], [-1, 2, 1, 0], [2, 1, 3, 0]])
+    scores, loss = torch.randn(4, 4), F.multilabel_margin_loss
+    run = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    x, y = [as_kind(tdc.pack(list(t.split([3, 1]))), kind) for t in (scores, labels)]
+    want, alone = torch.func.vjp(lambda t: loss(t, labels, reduction=reduction), scores)
+    x = x.requires_grad_()
+    found: Any = run(x, y, reduction=reduction)
+    found = found if reduction == "mean" else torch.cat(list(found.unbind()))
+    torch.testing.assert_close(found, want)
+    found.sum().backward()
+    torch.testing.assert_close(torch.cat(list(x.grad.unbind())), alone(torch.ones_like(want))[0])
