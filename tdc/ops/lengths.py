@@ -81,9 +81,12 @@ def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
     """Every row is long enough for what is cut off it or mirrored in it: an assertion on the device."""
     most = max(front, behind, 0)
     need = {"constant": 0, "reflect": most + 1, "replicate": 1, "circular": max(most, 1)}[mode]
-    expected = f"rows long enough to {'cut' if need == 0 else mode}"
-    text = message("pad", expected, "a shorter row", hint="mode='constant'")
-    require((lengths >= max(need, -front - behind, -front, -behind)).all(), text, ShapeError)
+    least, hint = max(need, -front - behind, -front, -behind), "mode='constant'"
+    if mode == "constant":
+        hint = "cut less, or drop short rows first: x = x[x.lengths > k]"
+    expected = "rows as long as what is cut off" if mode == "constant" else f"rows long enough for mode={mode!r}"
+    text = message("pad", expected, "a shorter row", hint=hint)
+    require((lengths >= least).all(), text, ShapeError)
 
 
 def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Ragged:

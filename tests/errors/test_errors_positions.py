@@ -123,6 +123,24 @@ tdc.index: expected rows with an element at each position, got a shorter row
 hint: drop short rows first: x = x[x.lengths > k]""",
         )
 
+    def test_padding_that_cuts_more_than_there_is(self):
+        self.says(
+            lambda: F.pad(ragged(), (0, 0, 1, -1)),
+            """\
+ShapeError
+tdc.pad: expected rows as long as what is cut off, got a shorter row
+hint: cut less, or drop short rows first: x = x[x.lengths > k]""",
+        )
+
+    def test_mirrored_padding_of_a_short_row(self):
+        self.says(
+            lambda: F.pad(ragged().transpose(1, 2), (1, 1), mode="circular"),
+            """\
+ShapeError
+tdc.pad: expected rows long enough for mode='circular', got a shorter row
+hint: mode='constant'""",
+        )
+
     def test_blocks_of_what_is_no_image(self):
         self.says(
             lambda: F.unfold(ragged(), 2),
