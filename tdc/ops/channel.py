@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least
 from tdc.core.dtypes import HALF, rounded_once
-from tdc.core.dynamo import known
+from tdc.core.dynamo import eager, known
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
@@ -207,7 +207,8 @@ def batch_norm(
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
         has_channels(input, "batch_norm", weight, bias, running_mean, running_var)
         data = packed_data(input)
-        if known(data.shape[0] == 0) or known(data.shape[0] != 0):  # torch asks, and a graph may not know
+        one = eager() or known(data.shape[2] == 1)  # of more a graph expects another order of memory than comes (2.13)
+        if one and (known(data.shape[0] == 0) or known(data.shape[0] != 0)):  # torch asks, and a graph may not know
             found = F.batch_norm(data, running_mean, running_var, weight, bias, training, momentum, eps)
             return packed_back(input, found)
 

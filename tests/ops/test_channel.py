@@ -175,3 +175,21 @@ def test_norms_without_eps_get_no_gradient_from_padding():
             (out.values if isinstance(out, tdc.NestedTensor) else out.data).square().sum().backward()
             found.append(weight.grad)
         torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm_of_bands_in_front_of_a_kernel_in_a_graph(training: bool):
+    """What a graph expects of torch's own lies otherwise in memory than what comes, and no view of it is one (2.13)."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.MaxPool2d((2, 1))).train(training)
+    alone = copy.deepcopy(net)
+    run = torch.compile(net, backend="aot_eager", fullgraph=True)
+    for lengths in (LENGTHS, (1, 4)):
+        x: Any = tdc.pack([torch.randn(1, 8, n) for n in lengths], ragged_dim=3).requires_grad_()
+        y = x.detach().requires_grad_()
+        out, want = run(x).values, alone(y).values
+        torch.testing.assert_close(out, want)
+        out.pow(3).sum().backward()
+        want.pow(3).sum().backward()
+        torch.testing.assert_close(x.grad.values, y.grad.values)
+    torch.testing.assert_close(net.state_dict(), alone.state_dict())
