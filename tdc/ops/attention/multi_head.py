@@ -24,6 +24,7 @@ from torch import Tensor
 from tdc.core.dynamo import known
 from tdc.core.errors import StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs
+from tdc.ops.attention.dense import alike
 from tdc.ops.attention.masks import as_dense, causal_mask
 from tdc.ops.attention.padded import How, attend_padded, attention_weights
 from tdc.ops.attention.scaled_dot_product import require_paired, varlen_attention
@@ -84,8 +85,8 @@ def refuse(parts: tuple[Any, ...], a: Given) -> None:
     if any([type(x) is not cls for x in parts]):
         got = ", ".join([describe(x) for x in parts])
         cls = next(type(x) for x in parts if isinstance(x, (NestedTensor, MaskedBatch)))
-        expected = f"query, key and value that are all {cls.__name__}"
-        raise StructureError(message(NAME, expected, got, hint="convert all three"))
+        expected = f"query, key and value that are all {cls.__name__}, or dense ones of as many dims"
+        raise StructureError(message(NAME, expected, got, hint="x.to_packed() and x.to_padded() convert"))
     wide = {f"operand {i}": describe(x) for i, x in enumerate(parts) if x.ndim != 3}
     if wide:
         hint = "x.flatten(0, 1) makes static dims beside the batch part of it"
@@ -115,8 +116,10 @@ def project(query: Tensor, key: Tensor, value: Tensor, a: Given) -> list[Tensor]
 def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """(B, -1, E) in either order of the first two dims -> the same, and weights or None.
 
-    Rectangles where weights are asked for, since they are what the result is made of, or keys are added.
+    Rectangles where weights are asked for, since they are what the result is made of, or keys are added. A result for
+    dense queries is dense, weights are ragged.
     """
+    (query, key, value), as_query = alike(query, key, value)
     a = Given(*args, **kwargs)
     a = a._replace(is_causal=known(a.is_causal))  # stacks compare masks by value, whose answer a graph does not know
     refuse((query, key, value), a)
@@ -126,7 +129,7 @@ def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[An
     if packed and not extras and not a.need_weights:
         rows = query.structure, key.structure
         out = varlen_attention(q, k, v, *rows, causal=a.is_causal, dropout=a.dropout, mask=mask)
-        return query.with_values(F.linear(out.flatten(1), a.out_proj_weight, a.out_proj_bias)), None
+        return as_query(query.with_values(F.linear(out.flatten(1), a.out_proj_weight, a.out_proj_bias))), None
     if packed:
         q, k, v = [pad_rows(t, x.structure, longest(x.structure)) for t, x in ((q, query), (k, key), (v, key))]
     q, k, v = [t.transpose(1, 2) for t in (q, k, v)]
@@ -148,7 +151,8 @@ def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[An
     out = out.transpose(1, 2).flatten(2)
     out = pack_rows(out, query.structure, first.shape[0]) if packed else out
     out = F.linear(out, a.out_proj_weight, a.out_proj_bias)
-    return (query.with_values(out) if packed else cut_padding(query, out.movedim(0, query.batch_dim))), weights
+    out = query.with_values(out) if packed else cut_padding(query, out.movedim(0, query.batch_dim))
+    return as_query(out), weights
 
 
 def features(x: Any) -> Tensor:

@@ -33,6 +33,7 @@ from tdc.core.operators import directed
 from tdc.core.rules import define
 from tdc.core.typing import OpName
 from tdc.ops.attention.choice import Call, backend
+from tdc.ops.attention.dense import alike
 from tdc.ops.attention.efficient import runs
 from tdc.ops.attention.flash import largest_head
 from tdc.ops.attention.flex import ScoreMod, flex_rows
@@ -221,21 +222,23 @@ def require_paired(op: OpName, query: Any, key: Any, value: Any) -> None:
 def sdpa(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
-) -> Ragged:  # fmt: skip
-    """(B, H, -1, D) with the ragged dim third, as torch's (B, H, L, D); (B, -1, D) is one head."""
+) -> Ragged | Tensor:  # fmt: skip
+    """(B, H, -1, D) with the ragged dim third, as torch's (B, H, L, D); (B, -1, D) is one head. Some may be dense."""
+    (query, key, value), as_query = alike(query, key, value)
     if all([is_ragged(x) and x.ragged_dims == (1,) and x.ndim == 3 for x in (query, key, value)]):
         mask = attn_mask.unsqueeze(1) if isinstance(attn_mask, Tensor) and attn_mask.ndim == 3 else attn_mask
-        one_head = [x.unsqueeze(1) for x in (query, key, value)]
-        return sdpa(*one_head, mask, dropout_p, is_causal, scale, enable_gqa).squeeze(1)
+        q, k, v = [x.unsqueeze(1) for x in (query, key, value)]
+        return as_query(sdpa(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa).squeeze(1))
     check_operands((query, key, value), attn_mask, is_causal, enable_gqa)
     if isinstance(query, NestedTensor):
         q, k, v = (x.values.transpose(0, 1) for x in (query, key, value))
         rows, options = (query.structure, key.structure), {"causal": is_causal, "scale": scale, "dropout": dropout_p}
-        return query.with_values(varlen_attention(q, k, v, *rows, mask=attn_mask, **options).transpose(0, 1))
+        out = varlen_attention(q, k, v, *rows, mask=attn_mask, **options)
+        return as_query(query.with_values(out.transpose(0, 1)))
     q, k, v = (x.filled(0) for x in (query, key, value))
     k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
     how = How(is_causal, scale, dropout_p, attn_mask)
-    return cut_padding(query, attend_padded(q, k, v, (query.lengths, key.lengths), how))
+    return as_query(cut_padding(query, attend_padded(q, k, v, (query.lengths, key.lengths), how)))
 
 
 define(F.scaled_dot_product_attention, "attention", ragged=sdpa)
