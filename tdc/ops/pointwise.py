@@ -90,9 +90,18 @@ def unary_nested(op: Op) -> Op:
 
 def unary_masked(op: Op) -> Op:
     def run(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
-        if kwargs.get("memory_format") in CHANNELS_LAST:  # of an example, which has one dim less
-            kwargs.pop("memory_format")
         return x.with_data(op(x.data, *args, **kwargs))
+
+    return run
+
+
+def of_examples(op: Op) -> Op:
+    """What may take the memory format of an example, which packed values have none of, and padded ones another."""
+
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if kwargs.get("memory_format") in CHANNELS_LAST:
+            kwargs.pop("memory_format")
+        return op(x, *args, **kwargs)  # type: ignore[no-any-return]  # of torch
 
     return run
 
@@ -375,7 +384,8 @@ NARY: dict[Any, str] = {
 
 for _module, _names in UNARY.items():
     for _name in _names.split():
-        unary(getattr(_module, _name))
+        _op = getattr(_module, _name)
+        unary(_op, run=of_examples(_op) if _module is torch.Tensor or _op is torch.clone else None)
 for _op, _run in ((torch.bucketize, bucketize), (torch.isin, torch.isin)):
     _impls = [beside_table(_op, make(_run)) for make in (unary_nested, unary_masked, unary_tensordict)]
     define(_op, "pointwise", nested=_impls[0], masked=_impls[1], tensordict=_impls[2])

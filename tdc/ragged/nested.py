@@ -248,7 +248,9 @@ class NestedTensor(Operations):
         return tuple([row.unflatten(s.packed_dim, n) for row, n in zip(rows, on_host(s.shapes), strict=True)])
 
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
-        """`Tensor.to` for the values; the structure follows to the device."""
+        """`Tensor.to` for the values; the structure follows to the device. A memory format is that of an example."""
+        if kwargs.get("memory_format") is not None:
+            kwargs = {name: given for name, given in kwargs.items() if name != "memory_format"}
         values = self.values.to(*args, **kwargs)
         s = self.structure
         if values.device == s.offsets.device:

@@ -227,9 +227,13 @@ def test_a_static_dim_of_size_1_grows():
         assert wide.grad.tolist() == [3, 3]
 
 
-def test_a_memory_format_is_that_of_an_example():
-    x: Any = tdc.pack([torch.rand(3, 2, 4, 4)]).to_padded()
-    assert torch.equal(x.double(memory_format=torch.channels_last).data, x.data.double())
+@pytest.mark.parametrize("name", ["double", "contiguous", "clone", "to"])
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_a_memory_format_is_that_of_an_example(kind: str, name: str):
+    x: Any = tdc.pack([torch.rand(3, 2, 4), torch.rand(3, 3, 2)], ragged_dim=(2, 3))
+    x = x if kind == "nested" else x.to_padded()
+    found = getattr(x, name)(memory_format=torch.channels_last)
+    assert all([torch.equal(a, b.to(a.dtype)) for a, b in zip(found.unbind(), x.unbind(), strict=True)])
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, torch.inf, torch.nan])
