@@ -91,6 +91,18 @@ def iterate(x: Ragged) -> Iterator[Any]:
     return iter(x.unbind())
 
 
+def contains(x: Ragged, element: Any) -> bool:
+    """Whether a real element is equal to a number, as `element in tensor`; reads the answer on the host.
+
+    Raises:
+        DtypeError: no number, and no tensor of one.
+    """
+    if not isinstance(element, (Tensor, int, float, complex)):
+        hint = "any([row.equal(r) for r in x.unbind()]) looks for a row"
+        raise DtypeError(message("__contains__", "a number", describe(element), hint=hint))
+    return bool((x == element).any())  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]  # of the rules
+
+
 def as_array(x: Ragged, *args: Any, **kwargs: Any) -> Any:
     """numpy has no ragged arrays."""
     hint = "[row.numpy() for row in x.unbind()], or the numbers of x.to_padded().filled(0)"
@@ -158,6 +170,7 @@ SHARED: dict[str, Any] = {
     **OF_DATA,
     "nbytes": property(nbytes),
     "__array__": as_array,
+    "__contains__": contains,
     "__iter__": iterate,
     "is_contiguous": is_contiguous,
     "tolist": tolist,
@@ -181,7 +194,7 @@ NESTED: dict[str, Any] = {
     "row_ids": property(row_ids_of),
 }
 MASKED: dict[str, Any] = {"to_packed": to_packed}
-TWO_LEVEL: dict[str, Any] = {"to_padded": pad_levels}
+TWO_LEVEL: dict[str, Any] = {"to_padded": pad_levels, "__contains__": contains}
 
 for _cls, _table in (
     (NestedTensor, SHARED | NESTED), (MaskedBatch, SHARED | MASKED), (TwoLevelTensor, TWO_LEVEL),

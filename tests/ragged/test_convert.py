@@ -284,3 +284,13 @@ def test_padding_of_every_dtype(dtype: torch.dtype):
         assert padded.data.dtype == padded.to_packed().dtype == dtype
         assert padded.data.to(torch.complex64).real.squeeze(2).tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 0]]
         assert padded.to_packed().values.to(torch.complex64).real.flatten().tolist() == [1, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked", "two levels"])
+def test_in(kind: str):
+    """A number is looked for among real elements, as in a tensor; anything else is refused."""
+    x: Any = tdc.pack([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+    x = {"nested": x, "masked": x.to_padded(7.0), "two levels": tdc.pack([x, x])}[kind]
+    assert 3.0 in x and torch.tensor(1) in x and 7.0 not in x
+    with pytest.raises(tdc.DtypeError, match="expected a number, got str"):
+        assert "3" in x
