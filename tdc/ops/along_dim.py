@@ -152,12 +152,17 @@ def order_of(segments: Segments, descending: bool = False, stable: bool = True) 
 def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:
     """`run(x, dim=, keepdim=)` along a ragged dim, or of the lines along one of several; `op` along a static dim, or
     `dense(values, axis)`, which keeps it."""
-    dense = dense or (lambda values, axis: op(values, axis, True))
+    dense = kept_axis(op) if dense is None else dense  # Dynamo of torch 2.11 knows no truth of functions
     if by_lines(op, x, dim):
         return over_lines(op, run, x, dim, keepdim, dense)
     if dim is not None and is_static(op, x, dim):
         return along_static(op, x, dim, dense, keepdim)
     return run(x, dim=dim, keepdim=keepdim)
+
+
+def kept_axis(op: Op) -> Op:
+    """An operation along a dim that stays with size 1."""
+    return lambda values, axis: op(values, axis, True)
 
 
 def named_result(op: Op, *results: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from versions import refused
 
 import tdc
 from tdc import DtypeError, TensorDict
@@ -192,6 +193,6 @@ def test_autocast_in_float32(name: str, compiled: bool):
     x = x if dims > 1 else x.transpose(1, 2)
     alone = rows if dims > 1 else [row.T for row in rows]
     run = torch.compile(fn, backend="aot_eager", fullgraph=True) if compiled else fn
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast("cpu", torch.float16), refused("nanquantile", when=compiled and name == "nanquantile"):
         found, want = run(x), [fn(row[None])[0] for row in alone] if name != "prod of all" else fn(x.values)
-    torch.testing.assert_close(found if isinstance(want, torch.Tensor) else list(found.unbind()), want)
+        torch.testing.assert_close(found if isinstance(want, torch.Tensor) else list(found.unbind()), want)

@@ -9,6 +9,7 @@ They become rows of one length, in the container of the others; a result for den
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,18 +22,20 @@ from tdc.ragged.storage import is_ragged
 from tdc.ragged.structure import remember
 
 
-def alike(*parts: Any) -> tuple[tuple[Any, ...], Callable[[Any], Any]]:
+def alike(query: Any, key: Any, value: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     """Queries, keys and values in one container, and what gives a result for the queries as these were."""
-    like = next((x for x in parts if is_ragged(x) and len(x.ragged_dims) == 1), None)
-    if like is None or not any([beside(x, like) for x in parts]):
-        return parts, lambda out: out
-    made: dict[int, Any] = {}  # keys that are values stay one object
-    for x in parts:
-        if beside(x, like) and id(x) not in made:
-            made[id(x)] = rows_of(x, like)
-    query = parts[0]
-    done = (lambda out: dense_of(out, query)) if id(query) in made else (lambda out: out)
-    return tuple([made.get(id(x), x) for x in parts]), done
+    parts = [query, key, value]
+    ragged = [x for x in parts if is_ragged(x) and len(x.ragged_dims) == 1]
+    if not ragged or len(ragged) == len(parts):
+        return parts, itself
+    made = [rows_of(x, ragged[0]) if beside(x, ragged[0]) else x for x in parts]
+    if value is key:
+        made[2] = made[1]  # one object, as before
+    return made, partial(dense_of, query) if beside(query, ragged[0]) else itself
+
+
+def itself(out: Any) -> Any:
+    return out
 
 
 def beside(x: Any, like: Any) -> bool:
@@ -53,7 +56,7 @@ def rows_of(x: Tensor, like: Any) -> Any:
     return build_nested(s, x.movedim((batch, ragged), (0, 1)).flatten(0, 1).movedim(0, e))
 
 
-def dense_of(out: Any, query: Tensor) -> Tensor:
+def dense_of(query: Tensor, out: Any) -> Tensor:
     """A result for the rows of dense queries."""
     if not isinstance(out, NestedTensor):
         found: Tensor = out.data
