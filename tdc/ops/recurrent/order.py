@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager
+from tdc.core.dynamo import readable
 from tdc.ragged.segments import on_host
 from tdc.ragged.structure import Structure, once
 
@@ -29,8 +29,8 @@ RECENT = 2  # lengths of which the order is kept
 class lasting:
     """A property that is computed once, and can be saved by autograd, also where inference mode asks for it first.
 
-    Under a transform of `torch.func` nothing is kept: its tensors belong to the transform. A `cached_property` takes a
-    lock (Python 3.11), which costs what a small operation does.
+    Under transforms of `torch.func` and modes of dispatch nothing is kept: tensors belong to these. A `cached_property`
+    takes a lock (Python 3.11), which costs what a small operation does.
     """
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
@@ -42,7 +42,7 @@ class lasting:
                 found = self.fn(order)
         else:
             found = self.fn(order)
-        if eager():
+        if readable():
             order.__dict__[self.name] = found
         return found
 
@@ -73,6 +73,7 @@ class Order:
         self.count, self.steps, self.total = len(self.running), max(lengths, default=0), sum(lengths)
 
     def ordered(self, rows: list[int]) -> list[int]:
+        """Rows as they run."""
         return sorted(rows, key=lambda i: -self.lengths[i])
 
     @lasting
@@ -102,7 +103,7 @@ class Order:
 
     @lasting
     def rows(self) -> Tensor | None:
-        """The same as a tensor, (R,); None of all rows as they come."""
+        """`running` as a tensor, (R,); None of all rows as they come."""
         return numbers(self.running)
 
     @lasting
