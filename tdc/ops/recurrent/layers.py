@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.ops.recurrent.order import Order
+from tdc.ops.recurrent.order import Order, RowByRow, Rows
 
 Kept = list[Tensor]  # what the backward of a layer in one direction wants of its forward
 
@@ -33,12 +33,24 @@ class Net(NamedTuple):
         room: P and B, of which buffers have the size.
     """
 
-    order: Order
+    order: Rows
     room: tuple[int, int]
     mode: str
     bias: bool
     layers: int
     directions: int
+
+    @property
+    def by_steps(self) -> Order:
+        """The order, where rows run step by step."""
+        assert isinstance(self.order, Order)
+        return self.order
+
+    @property
+    def row_by_row(self) -> RowByRow:
+        """The order, where rows run as they come."""
+        assert isinstance(self.order, RowByRow)
+        return self.order
 
     def own(self, weights: list[Tensor], k: int) -> list[Tensor]:
         """The weights of one layer in one direction: of the input, of the state, and biases."""
@@ -69,7 +81,7 @@ class Way(NamedTuple):
     outputs: Callable[[Net, Kept], Tensor]
 
 
-def turned(x: Tensor, order: Order, direction: int) -> Tensor:
+def turned(x: Tensor, order: Rows, direction: int) -> Tensor:
     """Positions as a direction runs through them, and back."""
     return x.index_select(0, order.flip) if direction else x
 
@@ -79,12 +91,12 @@ def joined(outs: list[Tensor]) -> Tensor:
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-def in_order(x: Tensor, order: Order) -> Tensor:
+def in_order(x: Tensor, order: Rows) -> Tensor:
     """The N positions of the values that are real."""
     return x[: order.total] if order.positions is None else x.index_select(0, order.positions)
 
 
-def to_positions(x: Tensor, order: Order, positions: int) -> Tensor:
+def to_positions(x: Tensor, order: Rows, positions: int) -> Tensor:
     """The N positions where they lie in the values, and 0 where nothing is real."""
     if order.positions is None:
         return x if len(x) == positions else F.pad(x, (0, 0, 0, positions - len(x)))
@@ -93,12 +105,12 @@ def to_positions(x: Tensor, order: Order, positions: int) -> Tensor:
     return x.new_zeros(positions, x.shape[1]).index_copy_(0, order.positions, x)
 
 
-def of_rows(states: list[Tensor], k: int, order: Order) -> list[Tensor]:
+def of_rows(states: list[Tensor], k: int, order: Rows) -> list[Tensor]:
     """The states of one layer in one direction (R, H), of all (S, B, H)."""
     return [s[k].contiguous() if order.rows is None else s[k].index_select(0, order.rows) for s in states]
 
 
-def put_rows(states: list[Tensor], k: int, order: Order, found: list[Tensor]) -> None:
+def put_rows(states: list[Tensor], k: int, order: Rows, found: list[Tensor]) -> None:
     """The other way: into the states of all layers and directions."""
     for s, t in zip(states, found, strict=True):
         s[k].copy_(t) if order.rows is None else s[k].index_copy_(0, order.rows, t)

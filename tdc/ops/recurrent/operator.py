@@ -161,7 +161,8 @@ def backward(
     if not kept:
         return contiguous(recorded_backward(grads, values, order, states, weights, mode, bias, count, bidirectional))
     if order.count == 0:
-        return [torch.zeros_like(values), *[g.clone() for g in grads[1:]], *[torch.zeros_like(w) for w in weights]]
+        nothing = [t.new_zeros(t.shape) for t in (values, *weights)]
+        return [nothing[0], *contiguous([g.clone() for g in grads[1:]]), *nothing[1:]]
     padded, *kept = kept
     way = RECTANGLE if padded.item() else STEPS
     net = net_of(way, order, values, states, mode, bias, count, bidirectional)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core.dynamo import readable
-from tdc.ragged.segments import on_host
+from tdc.ragged.segments import lengths_on_host, on_host
 from tdc.ragged.structure import Structure, once
 
 RECENT = 2  # lengths of which the order is kept
@@ -34,7 +34,7 @@ class lasting:
     """
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
-        self.fn, self.name = fn, fn.__name__
+        self.fn, self.name, self.__doc__ = fn, fn.__name__, fn.__doc__
 
     def __get__(self, order: Any, owner: Any) -> Any:
         if torch.is_inference_mode_enabled():
@@ -51,20 +51,27 @@ def numbers(found: list[int]) -> Tensor:
     return torch.tensor(found, dtype=torch.int64)
 
 
-class Order:
-    """The order in which steps run.
+class Rows:
+    """Rows of different lengths, of which those that have positions run in some order.
 
     Args:
         starts: where each row begins in the values.
         lengths: how many positions it has.
 
     Attributes:
-        running: the rows that have positions, longest first.
+        running: the rows that have positions, as they run.
         own: how many each of them has.
         count: R.
         steps: T.
         total: N.
+        rows: `running` as a tensor, (R,); None of all rows as they come.
+        positions: where what runs lies in the values, (N,); None for the first N as they come.
+        flip: the same position of the reversed row, (N,).
     """
+
+    rows: Any
+    positions: Any
+    flip: Any
 
     def __init__(self, starts: tuple[int, ...], lengths: tuple[int, ...]) -> None:
         self.starts, self.lengths = starts, lengths
@@ -74,6 +81,23 @@ class Order:
 
     def ordered(self, rows: list[int]) -> list[int]:
         """Rows as they run."""
+        return rows
+
+    @lasting
+    def sizes(self) -> Tensor:
+        """`own` as a tensor, (R,)."""
+        return numbers(self.own)
+
+    @lasting
+    def inverse(self) -> Tensor:
+        """Where each position is among those that run, if all of them do, (N,)."""
+        return torch.empty_like(self.positions).index_copy_(0, self.positions, torch.arange(self.total))
+
+
+class Order(Rows):
+    """Step 0 of all rows, step 1 of those that have it, …, longest rows first."""
+
+    def ordered(self, rows: list[int]) -> list[int]:
         return sorted(rows, key=lambda i: -self.lengths[i])
 
     @lasting
@@ -102,14 +126,8 @@ class Order:
         return numbers(self.counts)
 
     @lasting
-    def rows(self) -> Tensor | None:
-        """`running` as a tensor, (R,); None of all rows as they come."""
+    def rows(self) -> Tensor:
         return numbers(self.running)
-
-    @lasting
-    def sizes(self) -> Tensor:
-        """Their lengths, (R,)."""
-        return numbers(self.own)
 
     @lasting
     def real(self) -> Tensor:
@@ -117,15 +135,9 @@ class Order:
         return torch.arange(self.steps)[:, None] < self.sizes
 
     @lasting
-    def positions(self) -> Tensor | None:
-        """Where what runs lies in the values, (N,); None for the first N as they come."""
+    def positions(self) -> Tensor:
         begins = numbers([self.starts[i] for i in self.running])
         return (torch.arange(self.steps)[:, None] + begins).masked_select(self.real)
-
-    @lasting
-    def inverse(self) -> Tensor:
-        """Where each position is among those that run, if all of them do, (N,)."""
-        return torch.empty_like(self.positions).index_copy_(0, self.positions, torch.arange(self.total))
 
     @lasting
     def at(self) -> Tensor:
@@ -144,7 +156,6 @@ class Order:
 
     @lasting
     def flip(self) -> Tensor:
-        """The same position of the reversed row, (N,)."""
         steps = torch.arange(self.steps)[:, None]
         return self.at.gather(0, (self.sizes - 1 - steps).clamp(min=0)).masked_select(self.real)
 
@@ -154,11 +165,8 @@ class Order:
         return RowByRow(self.starts, self.lengths)
 
 
-class RowByRow(Order):
+class RowByRow(Rows):
     """One row after another, as they come."""
-
-    def ordered(self, rows: list[int]) -> list[int]:
-        return rows
 
     @lasting
     def begins(self) -> list[int]:
@@ -213,5 +221,5 @@ def order_of_numbers(starts: tuple[int, ...], lengths: tuple[int, ...]) -> Order
 @once
 def order_on(s: Structure) -> Order:
     """That of a structure."""
-    offsets = on_host(s.offsets)
-    return order_of_numbers(tuple(offsets[:-1]), tuple([end - begin for begin, end in pairwise(offsets)]))
+    lengths = lengths_on_host(s)
+    return order_of_numbers(tuple([0, *accumulate(lengths)][:-1]), tuple(lengths))

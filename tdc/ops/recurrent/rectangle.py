@@ -36,12 +36,6 @@ def pays(order: Order, keep: bool, calls: int, weights: list[Tensor]) -> bool:
     return padding * work <= (TRAINED if keep else WORTH) * calls
 
 
-def rows_of(net: Net) -> RowByRow:
-    """The rows of a net that runs in this way, as they come."""
-    assert isinstance(net.order, RowByRow)
-    return net.order
-
-
 def padded(x: Tensor, order: RowByRow) -> Tensor:
     """(N, D) to (T, R, D + 1): positions, whose flag is 0, and padding, whose flag is 1."""
     out = x.new_zeros(order.steps * order.count, x.shape[1] + 1)
@@ -59,7 +53,7 @@ def flagged(weights: list[Tensor]) -> list[Tensor]:
 
 def run(net: Net, layer: Layer, keep: bool) -> tuple[Tensor, list[Tensor], Kept]:
     """Forward."""
-    order, size = rows_of(net), layer.first[0].shape[1]
+    order, size = net.row_by_row, layer.first[0].shape[1]
     given = padded(layer.x, order), *flagged(layer.weights), *layer.first
     with torch.set_grad_enabled(keep):  # oneDNN keeps what its backward wants, where autograd is on
         y, h, c, held = run_stretch(*given, False, [], LSTM, size, 1, True, False, False, keep)
@@ -72,7 +66,7 @@ def back(
     net: Net, layer: Layer, kept: Kept, grad: Tensor, held: list[Tensor], wanted: bool
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
     """Backward."""
-    (y, h, c, space), (to_h, to_c), order = kept, held, rows_of(net)
+    (y, h, c, space), (to_h, to_c), order = kept, held, net.row_by_row
     to_y = grad.new_zeros(order.steps * order.count, grad.shape[1]).index_copy_(0, order.cells, grad)
     to_y.index_add_(0, order.ends, to_h)
     given = padded(layer.x, order), *flagged(layer.weights), *layer.first, y, h, c
@@ -102,7 +96,7 @@ def found_again(net: Net, size: int, kept: Kept) -> Kept:
 
 
 def outputs(net: Net, kept: Kept) -> Tensor:
-    return kept[0].flatten(0, 1).index_select(0, rows_of(net).cells)
+    return kept[0].flatten(0, 1).index_select(0, net.row_by_row.cells)
 
 
 RECTANGLE = Way(run, back, outputs)

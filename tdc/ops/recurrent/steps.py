@@ -37,17 +37,17 @@ def buffers(x: Tensor, positions: int, rows: int, size: int, mode: str) -> Kept:
 
 def filled(net: Net, kept: Kept) -> Kept:
     """Buffers without the room that is left."""
-    real, rows = net.order.total, net.order.count
+    real, rows = net.by_steps.total, net.by_steps.count
     return [b[:real] if name == "gates" else b[: rows + real] for name, b in zip(KEPT[net.mode], kept, strict=True)]
 
 
 def steps_of(net: Net) -> Steps:
-    return Steps(net.order.counts, net.order.before)
+    return Steps(net.by_steps.counts, net.by_steps.before)
 
 
 def run(net: Net, layer: Layer, keep: bool) -> tuple[Tensor, list[Tensor], Kept]:
     """Forward. Buffers hold initial states first."""
-    order, rows = net.order, net.order.count
+    order, rows = net.by_steps, net.by_steps.count
     kept = buffers(layer.x, *net.room, layer.first[0].shape[1], net.mode)
     own = filled(net, kept)
     held = own[-len(layer.first) :]
@@ -63,13 +63,13 @@ def back(
     """Backward. Gradients of the last states become those of the initial ones, where they lie."""
     own, (w, u) = filled(net, kept), layer.weights[:2]
     from_x, from_h = BACK[net.mode](grad, held, u, own, steps_of(net))
-    before = own[KEPT[net.mode].index("h")].index_select(0, net.order.before)
+    before = own[KEPT[net.mode].index("h")].index_select(0, net.by_steps.before)
     found = weight_grads(from_x, from_h, layer.x, before, net.mode, net.bias)
     return from_x @ turn_gates(w, net.mode, 1) if wanted else None, held, found
 
 
 def outputs(net: Net, kept: Kept) -> Tensor:
-    return filled(net, kept)[KEPT[net.mode].index("h")][net.order.count :]
+    return filled(net, kept)[KEPT[net.mode].index("h")][net.by_steps.count :]
 
 
 def turn_gates(w: Tensor, mode: str, shift: int) -> Tensor:

@@ -40,7 +40,7 @@ def pays(order: Order, weights: list[Tensor]) -> bool:
 
 def run(net: Net, layer: Layer, keep: bool) -> tuple[Tensor, list[Tensor], Kept]:
     """One layer in one direction, which keeps nothing."""
-    x, (w, u, *biases), (h, c), alive = layer.x, layer.weights, layer.first, net.order.stretches
+    x, (w, u, *biases), (h, c), alive = layer.x, layer.weights, layer.first, net.by_steps.stretches
     size = u.shape[1]
     both = biases or [u.new_zeros(4 * size)] * 2
     (rows, steps), ends, outs = alive[0], list[tuple[Tensor, Tensor]](), list[Tensor]()
