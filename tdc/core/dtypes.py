@@ -127,8 +127,12 @@ def is_floating(dtype: torch.dtype) -> bool:
 AUTOCAST_FLOAT32: dict[str, tuple[Op, ...]] = {  # of those that do not call torch's own on the values
     "cpu": (
         torch.prod, torch.quantile, torch.nanquantile, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
+        F.adaptive_max_pool3d, F.multilabel_margin_loss,
     ),
-    "cuda": (torch.prod,),
+    "cuda": (
+        torch.prod, torch.sum, torch.cumsum, torch.cumprod, torch.softmax, torch.log_softmax, torch.logsumexp,
+        F.multilabel_margin_loss,
+    ),
 }  # fmt: skip
 untyped: Any = torch  # the stubs of its norms leave types open
 FLOATING: dict[Op, int] = {

@@ -79,7 +79,8 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -
     Args:
         rows: the list that the row joins.
     """
-    impl, table = in_float32(rule.op, floating(rule.op, rule.impl)), DISPATCH[rule.kind]
+    impl, table = floating(rule.op, rule.impl), DISPATCH[rule.kind]
+    impl = impl if rule.kind == "tensordict" else in_float32(rule.op, impl)  # whose leaves torch or another row takes
     rule = rule if impl is rule.impl else replace(rule, impl=impl)
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))

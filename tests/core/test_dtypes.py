@@ -180,6 +180,7 @@ IN_FLOAT32: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "avg_pool3d": (3, lambda x: F.avg_pool3d(x, 2)),
     "max_pool3d": (3, lambda x: F.max_pool3d(x, 2)),
     "adaptive_avg_pool3d": (3, lambda x: F.adaptive_avg_pool3d(x, 1)),
+    "adaptive_max_pool3d": (3, lambda x: F.adaptive_max_pool3d(x, 1)),
 }
 
 
@@ -196,3 +197,9 @@ def test_autocast_in_float32(name: str, compiled: bool):
     with torch.autocast("cpu", torch.float16), refused("nanquantile", when=compiled and name == "nanquantile"):
         found, want = run(x), [fn(row[None])[0] for row in alone] if name != "prod of all" else fn(x.values)
         torch.testing.assert_close(found if isinstance(want, torch.Tensor) else list(found.unbind()), want)
+
+
+def test_autocast_of_leaves_on_any_device():
+    td = TensorDict({"a": torch.full((2, 3), 300.0, dtype=torch.float16)}, batch_size=(2,))
+    with torch.autocast("cpu", torch.float16):
+        assert td.prod(0)["a"].tolist() == td["a"].prod(0).tolist()
