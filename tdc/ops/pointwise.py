@@ -45,6 +45,7 @@ def unary(op: Op, family: str = "pointwise", run: Op | None = None, modes: tuple
     """Rows for a function of one tensor, for all three containers; `run` is called in its place."""
     call = in_new_memory(op, run or op)
     run_tensordict = unary_tensordict(on_leaves(call))
+    call = of_examples(call) if op in LAID_OUT else call
     nested, masked = unary_nested(call), unary_masked(call)
     define(op, family, nested=nested, masked=masked, tensordict=run_tensordict, modes=modes)
 
@@ -366,6 +367,7 @@ UNARY: dict[Any, str] = {
         float double half bfloat16 int long bool contiguous short char byte cfloat cdouble chalf
     """,
 }
+LAID_OUT = {torch.clone, *[getattr(torch.Tensor, name) for name in UNARY[torch.Tensor].split()]}  # by a memory format
 NARY: dict[Any, str] = {
     torch: """
         add sub mul div floor_divide remainder pow maximum minimum atan2 eq ne lt le gt ge logical_and
@@ -384,8 +386,7 @@ NARY: dict[Any, str] = {
 
 for _module, _names in UNARY.items():
     for _name in _names.split():
-        _op = getattr(_module, _name)
-        unary(_op, run=of_examples(_op) if _module is torch.Tensor or _op is torch.clone else None)
+        unary(getattr(_module, _name))
 for _op, _run in ((torch.bucketize, bucketize), (torch.isin, torch.isin)):
     _impls = [beside_table(_op, make(_run)) for make in (unary_nested, unary_masked, unary_tensordict)]
     define(_op, "pointwise", nested=_impls[0], masked=_impls[1], tensordict=_impls[2])

@@ -97,7 +97,7 @@ def contains(x: Ragged, element: Any) -> bool:
     Raises:
         DtypeError: no number, and no tensor of one.
     """
-    if not isinstance(element, (Tensor, int, float, complex)):
+    if not isinstance(element, (Tensor, int, float, complex)) or (isinstance(element, Tensor) and element.numel() != 1):
         hint = "any([row.equal(r) for r in x.unbind()]) looks for a row"
         raise DtypeError(message("__contains__", "a number", describe(element), hint=hint))
     return bool((x == element).any())  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]  # of the rules

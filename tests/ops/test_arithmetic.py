@@ -236,6 +236,13 @@ def test_a_memory_format_is_that_of_an_example(kind: str, name: str):
     assert all([torch.equal(a, b.to(a.dtype)) for a, b in zip(found.unbind(), x.unbind(), strict=True)])
 
 
+@pytest.mark.parametrize("name", ["double", "contiguous", "clone"])
+def test_a_memory_format_of_leaves_is_kept(name: str):
+    td: Any = tdc.TensorDict({"a": torch.rand(2, 3, 4, 4)}, batch_size=(2,))
+    found = getattr(td, name)(memory_format=torch.channels_last)
+    assert found["a"].is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, torch.inf, torch.nan])
 @pytest.mark.parametrize("op", [op for op in STEEP if op not in NO_SLOPE], ids=op_name)
 def test_gradients_of_a_dense_operand_are_0_behind_row_ends(op: Callable[..., Any], bad: float):
