@@ -238,7 +238,7 @@ def multilabel_margin_loss_traced(input: Tensor, target: Tensor, reduction: str 
     named = (target < 0).cumsum(-1) == 0
     classes = torch.where(named, target, 0)
     is_named = torch.zeros_like(target).scatter_add(-1, classes, named.to(target.dtype)) > 0
-    margins = (1 - input.gather(-1, classes)[..., None] + input[..., None, :]).clamp(min=0)
+    margins = F.relu(1 - input.gather(-1, classes)[..., None] + input[..., None, :])
     return torch.where(named[..., None] & ~is_named[..., None, :], margins, 0).sum((-2, -1)) / input.shape[-1]
 
 
