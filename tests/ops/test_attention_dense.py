@@ -82,6 +82,16 @@ def test_each_example(run: Callable[[Any, Any], Any], first: str, kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dense_at", [(0,), (1, 2)])
+def test_values_that_are_not_keys(dense_at: tuple[int, ...], kind: str):
+    rows = [[torch.randn(6 if i in dense_at else n, 8) for n in LENGTHS] for i in range(3)]
+    parts = [torch.stack(r) if i in dense_at else batch(r, kind) for i, r in enumerate(rows)]
+    found = F.scaled_dot_product_attention(*[heads(p) for p in parts])
+    want = [F.scaled_dot_product_attention(*[heads(p) for p in each]) for each in zip(*rows, strict=True)]
+    close(list(found.unbind(0)), want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_dense_queries(kind: str):
     rows, q = rows_of(), dense()
     found = module(q, *[batch(rows, kind)] * 2)[1]

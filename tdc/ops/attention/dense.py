@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdc.ragged.masked import build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import sizes_on_host, structure_of_sizes
+from tdc.ragged.segments import counts_on_host, sizes_on_host, structure_of_sizes
 from tdc.ragged.storage import is_ragged
 from tdc.ragged.structure import remember
 
@@ -27,14 +27,14 @@ def alike(query: Any, key: Any, value: Any) -> tuple[list[Any], Callable[[Any], 
     parts = [query, key, value]
     ragged = [x for x in parts if is_ragged(x) and len(x.ragged_dims) == 1]
     if not ragged or len(ragged) == len(parts):
-        return parts, itself
+        return parts, unchanged
     made = [rows_of(x, ragged[0]) if beside(x, ragged[0]) else x for x in parts]
     if value is key:
         made[2] = made[1]  # one object, as before
-    return made, partial(dense_of, query) if beside(query, ragged[0]) else itself
+    return made, partial(dense_of, query) if beside(query, ragged[0]) else unchanged
 
 
-def itself(out: Any) -> Any:
+def unchanged(out: Any) -> Any:
     return out
 
 
@@ -52,7 +52,8 @@ def rows_of(x: Tensor, like: Any) -> Any:
         return build_masked(x, sizes, (ragged,), batch, new_lengths=True)
     e = like.structure.packed_dim
     s = structure_of_sizes(sizes, (length,), e, batch)
-    s = remember(sizes_on_host, s, torch.full((rows, 1), length) if x.is_cuda else None)
+    if counts_on_host(s):
+        remember(sizes_on_host, s, torch.full((rows, 1), length, dtype=torch.int64, device="cpu"))
     return build_nested(s, x.movedim((batch, ragged), (0, 1)).flatten(0, 1).movedim(0, e))
 
 
