@@ -124,6 +124,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
         DtypeError: a Python number in the carry, or a condition that is no bool.
         ShapeError: a condition of several elements.
         StructureError: `body_fn` changes the number, the keys, the dtypes or the shapes of the carry; both are shown.
+            In a graph, a condition that is the bool True.
 
     Compile:
         fullgraph, one graph for any number of loops. Differentiable; the backward pass keeps the carry of each step,

@@ -155,8 +155,13 @@ def reduced(op: Op, how: str, identity: float, x: Any, dims: tuple[int, ...], ke
         out = op(data, dims, keepdim=keepdim, **kwargs)
         if op not in (torch.amax, torch.amin):
             return out
-        real = count(x, dims, keepdim)
-        return own_share(out, identity, real, math.prod([data.shape[d] for d in dims]) - real)
+        whole = math.prod([data.shape[d] for d in dims])
+
+        def counts() -> tuple[Tensor, Tensor]:
+            real = count(x, dims, keepdim)
+            return real, whole - real
+
+        return own_share(out, identity, counts)
     s, static = x.structure, static_axes(op, x, dims)
     if static and op in (torch.amax, torch.amin):  # elements that are equally large share the derivative
         rows = extreme_rows(x.values, s, static, how, identity)

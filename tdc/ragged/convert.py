@@ -108,7 +108,7 @@ def from_padded(
 
     Returns:
         A batch of `data` itself; where `data` requires grad, of a copy with zeros in padding, so that the gradient of
-        padding is 0, whatever it holds.
+        padding is 0, whatever it holds. The gradient of a leaf is then that of `data`, not of the batch.
 
     Raises:
         ShapeError: neither or both of lengths and mask are given, the mask does not fit the data, or an unknown side.
@@ -146,7 +146,8 @@ def from_padded(
     text = message("from_padded", "lengths between 0 and the width of data", "one outside", hint=hint)
     require(inside.all(), text, StructureError)
     x = x if side == "right" else x.with_data(shift_rows(data, x.lengths[:, 0], side, "from_padded"))
-    return x.with_data(x.filled(0)) if data.requires_grad else x  # else 0 times the derivative of what padding holds
+    learns = data.requires_grad and torch.is_grad_enabled()
+    return x.with_data(x.filled(0)) if learns else x  # else 0 times the derivative of what padding holds
 
 
 @overload

@@ -73,7 +73,7 @@ from tdc.ragged.segments import (
 )
 from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import B, Ragged, axis_of, data_of, is_ragged, require_alike, sizes_along, with_static
-from tdc.ragged.structure import Structure, extent_of, remember
+from tdc.ragged.structure import Structure, counted, extent_of, remember
 
 
 def same_structure(x: Any, y: Any) -> bool:
@@ -182,7 +182,7 @@ def rows_at(x: Any, index: Any) -> Pick:
     begin = at_rows(s.offsets[:-1], rows)
     lengths = s.offsets[1:][rows] - begin  # ends lie in memory beside begins, lengths do not
     offsets, gather = take_spans(begin, lengths, total=elements(known))
-    shapes = None if s.shapes is None else s.shapes[rows]
+    shapes = None if s.shapes is None else counted(s.shapes[rows])
     own = lengths[:, None] if shapes is None else shapes
     extent = extent_of_rows(s, lambda: own if known is None else known)
     part = Structure(offsets, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
@@ -216,10 +216,10 @@ def rows_between(x: Any, begin: Any, end: Any) -> Pick:
         return lambda x: build_masked(x.data.narrow(b, begin, end - begin), lengths, x.ragged_dims, b)
     s = x.structure
     offsets = s.offsets[begin : end + 1]
-    shapes = None if s.shapes is None else s.shapes[begin:end]
+    shapes = None if s.shapes is None else counted(s.shapes[begin:end])
     first, last = offsets[0], offsets[-1]  # as scalars: an export cannot tell that a slice has one entry
     extent = extent_of_rows(s, lambda: sizes_to_read(s)[begin:end])
-    part = Structure(offsets - first, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+    part = Structure(counted(offsets - first), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
     if counts_on_host(s):
         first, last = offsets_on_host(s)[begin], offsets_on_host(s)[end]
     ends: list[Any] = [first.item(), last.item()] if eager() else []

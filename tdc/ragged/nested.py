@@ -129,8 +129,7 @@ class NestedTensor(Operations):
             raise StructureError(message("NestedTensor", "values and offsets on one device", got, hint=hint))
         sizes = None if max_length is None else int_tuple("NestedTensor", max_length)
         count = check_sizes(shapes, sizes, offsets.shape[0] - 1, "NestedTensor")
-        if sizes is not None and any([known(n < 0) for n in sizes]):
-            raise short_bound()
+        check_bound(sizes or ())
         extent = None if sizes is None else extent_of(sizes, values.device)
         structure = Structure(offsets, shapes, extent, ragged_dim - 1, 0, count).marked()
         if sizes is not None:
@@ -269,6 +268,12 @@ def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
         return
     inside = [(column <= n).all() for column, n in zip(sizes_of(s).unbind(1), sizes, strict=True)]
     require(inside[0] if len(inside) == 1 else torch.stack(inside).all(), str(short_bound()))
+
+
+def check_bound(sizes: tuple[int, ...]) -> None:
+    """A bound is no negative number; a graph may not know."""
+    if any([known(n < 0) for n in sizes]):
+        raise short_bound()
 
 
 def short_bound() -> StructureError:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.dtypes import rounded_once
+from tdc.core.dtypes import rounded_once, sum_dtype
 from tdc.core.dynamo import (
     certain,
     content,
@@ -32,6 +32,7 @@ from tdc.core.dynamo import (
     trace_as,
 )
 from tdc.core.errors import ShapeError, describe, message
+from tdc.core.levels import moving
 from tdc.core.linear_operators import linear
 from tdc.core.operators import new_size, operator, refuse_mapped
 from tdc.ragged.innermost import by_example, extreme, spread_rows, sum_rows, sums_by_example
@@ -62,9 +63,9 @@ def offsets_of(lengths: Tensor) -> Tensor:
         raise ShapeError(message("offsets_of", "lengths (B,)", describe(lengths), hint="lengths.flatten()"))
     whole = lengths.to(torch.int64)
     if certain(whole.shape[0] != 0):
-        return F.pad(whole.cumsum(0), (1, 0))
+        return counted(F.pad(whole.cumsum(0), (1, 0)))
     padded = F.pad(whole, (0, 1))  # in front of no rows Inductor would read (torch 2.13)
-    return padded.cumsum(0) - padded
+    return counted(padded.cumsum(0) - padded)
 
 
 def structure_of_sizes(
@@ -74,7 +75,7 @@ def structure_of_sizes(
     extent = None if longest is None else extent_of(longest, sizes.device)
     count = sizes.shape[1]
     offsets = offsets_of(sizes.prod(1) if count > 1 else sizes[:, 0])
-    return Structure(offsets, sizes if count > 1 else None, extent, packed_dim, batch_dim, count).marked()
+    return Structure(offsets, counted(sizes) if count > 1 else None, extent, packed_dim, batch_dim, count).marked()
 
 
 def structure_on_host(
@@ -395,17 +396,28 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
         return rounded_once(lambda v: v.new_zeros(shape).index_add(0, ids, v), values)
     index = ids.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
     rows = values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
-    return rows if reduce == "prod" else own_share(rows, identity, lengths_of(s).view(-1, *[1] * (rows.ndim - 1)))
+    return rows if reduce == "prod" else own_share(rows, identity, lambda: (column(lengths_of(s), rows), 1))
 
 
-def own_share(extremes: Tensor, nothing: float, count: Tensor, beside: Any = 1) -> Tensor:
-    """The same extremes, each of `count` elements and of `beside` more that hold `nothing` and get no derivative.
+def column(per_row: Tensor, like: Tensor) -> Tensor:
+    """One number for each example, (B,), as it meets (B, *D)."""
+    return per_row.view(-1, *[1] * (like.ndim - 1))
 
-    Equal extremes share it; those beside are among them where every element is an infinity.
+
+def own_share(extremes: Tensor, nothing: float, counts: Callable[[], tuple[Tensor, Any]]) -> Tensor:
+    """The same extremes, whose derivative goes to real elements alone.
+
+    Equal extremes share it; what holds `nothing` is among them where every element is an infinity.
+
+    Args:
+        counts: how many elements each is of, and how many beside them hold `nothing`.
     """
-    if not (extremes.is_floating_point() and torch.is_grad_enabled()):
+    learns = not eager() or extremes.requires_grad or moving((extremes,))
+    if not (learns and extremes.is_floating_point()):
         return extremes
-    return extremes * torch.where(extremes == nothing, 1 + beside / count.clamp(min=1).to(extremes.dtype), 1)
+    (real, beside), dtype = counts(), sum_dtype(extremes.dtype)
+    share = torch.where(extremes == nothing, 1 + beside / real.clamp(min=1).to(dtype), 1)
+    return (extremes * share).to(extremes.dtype)
 
 
 def count_rows(ids: Tensor, s: Structure) -> Tensor:

@@ -39,18 +39,16 @@ Args = TypeVarTuple("Args")
 Out = TypeVar("Out")
 
 
-def counted(x: Any) -> Any:
-    """A tensor that counts its changes in place: a copy of one of inference mode, of which nothing could be kept.
-
-    Anything else stays, as pytrees of torch hold it where tensors were.
-    """
-    if not isinstance(x, Tensor) or not x.is_inference():
+def counted(x: Tensor) -> Tensor:
+    """Offsets or sizes that were just made, so that they count changes in place: of tensors of inference mode, which do
+    not, nothing could be kept. Those of users stay as they are, since whoever holds them may write there."""
+    if not x.is_inference():
         return x
     with torch.inference_mode(False):
         return x.clone()
 
 
-def as_it_is(x: Any) -> Any:
+def as_it_is(x: Tensor) -> Tensor:
     """What Dynamo traces for `counted`: a graph keeps nothing."""
     return x
 
@@ -63,8 +61,7 @@ class Structure(Frozen):
 
     Shapes: offsets (B+1,) int64; shapes (B, R) int64 or None; extent (longest r1, …, longest rR, 0) or None.
 
-    Of tensors of inference mode it holds copies, which count their changes in place. It is read far more often than
-    built, so its slots are public, and `__setattr__` refuses to change them.
+    It is read far more often than built, so its slots are public, and `__setattr__` refuses to change them.
     """
 
     __slots__ = ("_memo", "batch_dim", "extent", "offsets", "packed_dim", "ragged_ndim", "shapes")
@@ -82,8 +79,8 @@ class Structure(Frozen):
         batch_dim: int = 0, ragged_ndim: int = 1,
     ) -> None:  # fmt: skip
         put = object.__setattr__
-        put(self, "offsets", counted(offsets))
-        put(self, "shapes", counted(shapes))
+        put(self, "offsets", offsets)
+        put(self, "shapes", shapes)
         put(self, "extent", extent)
         put(self, "packed_dim", packed_dim)
         put(self, "batch_dim", batch_dim)

@@ -37,7 +37,7 @@ from tdc.core.pytree import register
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.slow_paths import announce
 from tdc.ragged.index_forms import FULL, entries_of
-from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, mapped, require_bound
+from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, check_bound, mapped, require_bound
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
 from tdc.ragged.structure import Structure, check_ends, check_offsets, extent_of, require_same
 
@@ -104,14 +104,16 @@ class TwoLevelTensor(Operations):
         if values.device != offsets.device:
             got, hint = f"values on {values.device}, offsets on {offsets.device}", "offsets.to(values.device)"
             raise StructureError(message(OP, "values and offsets on one device", got, hint=hint))
-        extent = None
         if max_length is not None:
             expect_number(OP, max_length, whole=True)
-            require_bound(Structure(offsets), (max_length,))
-            extent = extent_of((max_length,), values.device)
+        bound = () if max_length is None else (max_length,)
+        check_bound(bound)
+        structure = Structure(offsets, None, extent_of(bound, values.device) if bound else None).marked()
+        if bound:
+            require_bound(structure, bound)
         check_ends(offsets, values.batch_size[0], OP)
         self._values = values
-        self._structure = Structure(offsets, None, extent).marked()
+        self._structure = structure
 
     @property
     def values(self) -> NestedTensor:

@@ -312,6 +312,17 @@ def test_an_extreme_norm_of_nan_has_derivative_0(ord: float, kind: str):
 @pytest.mark.parametrize("fn", [torch.amax, torch.amin])
 @pytest.mark.parametrize("fill", [math.inf, -math.inf])
 def test_extremes_of_infinities_share_the_derivative_with_no_padding(fn: Fn, fill: float, kind: str):
-    for lengths in ((1, 3, 2), (300, 1, 40)):
-        alike(fn, [torch.full((n, 2), fill) for n in lengths], kind, order=1)
-        alike(fn, [torch.full((n, 2), fill) for n in lengths], kind, (1, 2), order=1) if fn is torch.amax else None
+    for lengths, dim in itertools.product([(1, 3, 2), (300, 1, 40)], [1, (1, 2)]):
+        alike(fn, [torch.full((n, 2), fill) for n in lengths], kind, dim, order=1)
+    with torch.no_grad():
+        ones = tuple([torch.ones(n) for n in (1, 3, 2)])
+        found = torch.func.jvp(lambda *rows: fn(batch(list(rows), kind), 1), tuple([fill * t for t in ones]), ones)
+    assert found[1].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extremes_of_more_infinities_than_half_precision_counts(kind: str):
+    rows = [torch.full((n,), -math.inf, dtype=torch.float16, requires_grad=True) for n in (70000, 140000)]
+    found = batch(rows, kind).amax(1)
+    assert found.tolist() == [-math.inf, -math.inf]
+    assert all([g.isfinite().all() for g in torch.autograd.grad(found.sum(), rows)])
