@@ -75,6 +75,17 @@ def in_float32(op: Op, impl: Op) -> Op:
     return run
 
 
+def of_examples(op: Op) -> Op:
+    """What may take the memory format of an example, which packed values have none of, and padded ones another."""
+
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if kwargs.get("memory_format") in CHANNELS_LAST:
+            kwargs.pop("memory_format")
+        return op(x, *args, **kwargs)  # type: ignore[no-any-return]  # of torch
+
+    return run
+
+
 def floating(op: Op, impl: Op) -> Op:
     """`impl` where torch's `op` takes integers; one that refuses them where it does not."""
     if op not in FLOATING:
@@ -124,6 +135,7 @@ def is_floating(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 AUTOCAST_FLOAT32: dict[str, tuple[Op, ...]] = {  # of those that do not call torch's own on the values
     "cpu": (
         torch.prod, torch.quantile, torch.nanquantile, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,

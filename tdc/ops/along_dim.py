@@ -29,7 +29,7 @@ from tdc.ops.segments import all_rows
 from tdc.ops.segments.operator import order_rows, serves
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import begins, lengths_of, local_positions, reduce_rows, row_ids
+from tdc.ragged.segments import begins, column, lengths_of, local_positions, reduce_rows, row_ids
 from tdc.ragged.storage import Ragged, axis_of, data_of, map_results, without_dims
 from tdc.ragged.structure import Structure
 
@@ -51,7 +51,7 @@ class Segments(NamedTuple):
 
     def column(self, x: Tensor) -> Tensor:
         """One entry for each segment, or element, to broadcast against values."""
-        return x.view(-1, *[1] * (self.values.ndim - 1))
+        return column(x, self.values)
 
     @property
     def starts(self) -> Any:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.container import Container
+from tdc.core.dtypes import of_examples
 from tdc.core.dynamo import eager, is_zero, known
 from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
 from tdc.core.rules import MODES, define, note_syncs
@@ -92,17 +93,6 @@ def unary_nested(op: Op) -> Op:
 def unary_masked(op: Op) -> Op:
     def run(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
         return x.with_data(op(x.data, *args, **kwargs))
-
-    return run
-
-
-def of_examples(op: Op) -> Op:
-    """What may take the memory format of an example, which packed values have none of, and padded ones another."""
-
-    def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if kwargs.get("memory_format") in CHANNELS_LAST:
-            kwargs.pop("memory_format")
-        return op(x, *args, **kwargs)  # type: ignore[no-any-return]  # of torch
 
     return run
 
@@ -345,7 +335,6 @@ STEEP = (  # with derivatives that some operands make infinite or NaN
     torch.copysign, torch.ldexp, torch.logaddexp, torch.logaddexp2, torch.xlogy, torch.special.xlog1py, torch.igamma,
     torch.igammac, torch.polar,
 )  # fmt: skip
-CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 UNARY: dict[Any, str] = {
     torch: """
         abs neg sign exp expm1 log log1p sqrt rsqrt square reciprocal sin cos tan tanh sigmoid erf floor ceil

@@ -33,7 +33,7 @@ from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ragged.innermost import by_example, squares
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import lengths_of, own_share, reduce_rows, spread
+from tdc.ragged.segments import column, lengths_of, own_share, reduce_rows, spread
 from tdc.ragged.storage import Ragged, without_dims
 from tdc.ragged.structure import Structure
 
@@ -128,7 +128,7 @@ def count(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
         return x.mask.expand(x.data.shape).sum(dims, keepdim)
     s = x.structure
     each = math.prod([x.shape[d] for d in dims if d not in s.ragged_dims])
-    return settle((lengths_of(s) * each).view(-1, *[1] * (x.values.ndim - 1)), s, dims, keepdim)
+    return settle(column(lengths_of(s) * each, x.values), s, dims, keepdim)
 
 
 def finite(identity: float, dtype: torch.dtype) -> float:

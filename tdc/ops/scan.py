@@ -33,7 +33,7 @@ from tdc.ops.rectangle import rectangle, repacked
 from tdc.ops.segments.operator import cumextreme_rows, cumprod_rows, cumulative_sum, logcumsumexp_rows, serves
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import elements, lengths_of, on_host_too, sizes_on_host, spread
+from tdc.ragged.segments import column, elements, lengths_of, on_host_too, sizes_on_host, spread
 from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
 from tdc.ragged.structure import Structure, remember
@@ -73,7 +73,7 @@ def extremes_up_to(op: Op, x: NestedTensor) -> tuple[Any, ...]:
     s = x.structure
     values = x.values.movedim(s.packed_dim, 0)
     where = cumextreme_rows(values.detach(), s.offsets, op is torch.cummax)
-    begin = spread(s.offsets[:-1], s, values.shape[0]).view(-1, *[1] * (values.ndim - 1))
+    begin = column(spread(s.offsets[:-1], s, values.shape[0]), values)
     found = [x.with_values(t.movedim(0, s.packed_dim)) for t in (values.gather(0, where), where - begin)]
     return named_result(op, *found)
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, int_tuple, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
+from tdc.core.dtypes import of_examples
 from tdc.core.dynamo import known, mark_dynamic, mark_only_result, mark_result, readable
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.pytree import register
@@ -248,9 +249,7 @@ class NestedTensor(Operations):
 
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
         """`Tensor.to` for the values; the structure follows to the device. A memory format is that of an example."""
-        if kwargs.get("memory_format") is not None:
-            kwargs = {name: given for name, given in kwargs.items() if name != "memory_format"}
-        values = self.values.to(*args, **kwargs)
+        values = of_examples(Tensor.to)(self.values, *args, **kwargs)
         s = self.structure
         if values.device == s.offsets.device:
             return build_nested(s, values)

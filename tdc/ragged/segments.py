@@ -394,14 +394,14 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
     shape = (s.batch_size, *values.shape[1:])
     if reduce == "sum":
         return rounded_once(lambda v: v.new_zeros(shape).index_add(0, ids, v), values)
-    index = ids.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+    index = column(ids, values).expand_as(values)
     rows = values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
     return rows if reduce == "prod" else own_share(rows, identity, lambda: (column(lengths_of(s), rows), 1))
 
 
-def column(per_row: Tensor, like: Tensor) -> Tensor:
-    """One number for each example, (B,), as it meets (B, *D)."""
-    return per_row.view(-1, *[1] * (like.ndim - 1))
+def column(t: Tensor, like: Tensor) -> Tensor:
+    """One number for each example or position, to broadcast against values like these: (K,) -> (K, 1, ...)."""
+    return t.view(-1, *[1] * (like.ndim - 1))
 
 
 def own_share(extremes: Tensor, nothing: float, counts: Callable[[], tuple[Tensor, Any]]) -> Tensor:

@@ -206,7 +206,10 @@ class TestCompiled:
     def test_while_loop_whose_condition_is_a_python_bool(self):
         """`torch.where` took no bool where the loop was differentiated."""
         w = weight(3)
-        loop = lambda flag: lambda w: tdc.while_loop(lambda h: flag, lambda h: (h * w,), (w * 2,))  # noqa: E731
+
+        def loop(flag: bool) -> Any:
+            return lambda w: tdc.while_loop(lambda h: flag, lambda h: (h * w,), (w * 2,))
+
         same(loop(False), w, wrt=[w])
         with pytest.raises(Exception, match="expected a predicate that reads the carry, got True"):
             torch.compile(loop(True), fullgraph=True, backend="eager")(w)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdc.ops.reduction import finite
-from tdc.ragged.segments import local_positions, reduce_rows, row_ids, spread
+from tdc.ragged.segments import column, local_positions, reduce_rows, row_ids, spread
 from tdc.ragged.structure import Structure
 
 NONE = torch.iinfo(torch.int64).max
@@ -57,8 +57,3 @@ def top(order: Tensor, begin: Any, k: int) -> Tensor:
     ranks = begin + torch.arange(k, device=order.device).view(1, k, *[1] * (order.ndim - 1))
     shape = (ranks.shape[0], k, *order.shape[1:])
     return order.gather(0, ranks.expand(shape).flatten(0, 1)).view(shape) - begin
-
-
-def column(t: Tensor, x: Tensor) -> Tensor:
-    """One number for each position, to broadcast against values like x."""
-    return t.view(-1, *[1] * (x.ndim - 1))

@@ -22,6 +22,7 @@ from tdc.core.errors import ShapeError, message
 from tdc.ops.segments import all_rows, numbers
 from tdc.ops.subrows import worth_calls
 from tdc.ragged.innermost import examples
+from tdc.ragged.segments import column
 from tdc.ragged.structure import Structure
 
 SORTED, COMPARED = 32, 4  # what sorting an element twice and finding an extreme cost, in elements to copy
@@ -52,7 +53,7 @@ def order_by_calls(x: Tensor, offsets: Tensor, begins: Tensor, descending: bool,
     last = last_of(x.dtype, descending)
     keep = stable or bool(((x != x) if last != last else (x == last)).any())  # else the filling may come before them
     found = in_rectangle(x, offsets, longest, last, lambda t: t.argsort(dim=1, descending=descending, stable=keep))
-    return found + all_rows.column(begins, x)
+    return found + column(begins, x)
 
 
 def last_of(dtype: torch.dtype, descending: bool) -> float:
@@ -116,7 +117,7 @@ def cumextreme(x: Tensor, offsets: Tensor, largest: bool) -> Tensor:
     """Where in dim 0 the largest or smallest element of an example up to each is, (N, *D)."""
     run = torch.cummax if largest else torch.cummin
     found = scan(x, offsets, lambda t, dim: run(t, dim).indices)
-    return found + all_rows.column(begins_of(offsets), x)
+    return found + column(begins_of(offsets), x)
 
 
 def scan(x: Tensor, offsets: Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
