@@ -40,7 +40,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total
     """x (N, C), weight (D, C / groups, *K), bias (D,) -> (M, D)."""
     w = Windows(tuple(weight.shape[2:]), *how)
     found = runs(sizes, w, x.shape[0], total)
-    if cpu_line.serves(w, found, x.shape[0], total):
+    if cpu_line.serves(w, found, sizes, total):
         return cpu_line.forward(x, weight, bias, sizes, total, w)
     if gathers(found, total, weight.shape[0], w):
         flat = matrix(weight).t()
@@ -70,7 +70,7 @@ def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how
     w = Windows(tuple(weight.shape[2:]), *how)
     channels = weight.shape[1] * w.groups
     found = runs(sizes, w, total, grad.shape[0])
-    if cpu_line.serves(w, found, total, grad.shape[0]):
+    if cpu_line.serves(w, found, sizes, grad.shape[0]):
         return cpu_line.backward_input(weight, grad, sizes, total, w)
     if gathers(found, grad.shape[0], weight.shape[0], w, WIDE_INPUT):
         flat = matrix(weight)
@@ -95,7 +95,7 @@ def backward_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: tuple[int, .
     w = Windows(tuple(kernel), *how)
     shape = (grad.shape[1], x.shape[1] // w.groups, *w.kernel)
     found = runs(sizes, w, x.shape[0], grad.shape[0])
-    if cpu_line.serves(w, found, x.shape[0], grad.shape[0]):
+    if cpu_line.serves(w, found, sizes, grad.shape[0]):
         return cpu_line.backward_weight(x, grad, sizes, shape, w)
     if gathers(found, grad.shape[0], grad.shape[1], w):
         parts = [grad[at].t() @ columns for at, columns in read(x, sizes, grad.shape[0], w)]

@@ -11,44 +11,67 @@ Invariant: a line holds so few examples that kernels which copy what windows rea
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype
 from tdc.ops.convolution.planes import Run, Windows, innermost, of_weight
-from tdc.ragged.segments import offsets_of
 
 MOST = 1 << 22
 
 
 class Line(NamedTuple):
-    """Neighbouring examples: their positions in x and those of their results, and both in the line, which has `size`
-    positions and in which `begins` windows begin."""
+    """Neighbouring examples: their positions in x and those of their results, how many each of them has, and how many
+    positions of padding lie around them."""
 
     x: slice
     out: slice
-    positions: Tensor
-    windows: Tensor
-    size: int
-    begins: int
+    sizes: list[int]
+    results: list[int]
+    padding: int
 
     def framed(self, x: Tensor) -> Tensor:
         """The line (1, C, 1, T)."""
-        return dense(x.new_zeros(self.size, x.shape[1]).index_copy_(0, self.positions, x[self.x]))
+        gap = x.new_zeros(self.padding, x.shape[1])
+        return dense(torch.cat([gap, *woven(x[self.x].contiguous().split(self.sizes), [gap] * len(self.sizes))]))
+
+    def unframed(self, line: Tensor, out: Tensor) -> None:
+        """The other way, into `out`."""
+        parts = rows(line).split([self.padding, *woven(self.sizes, [self.padding] * len(self.sizes))])
+        torch.cat(parts[1::2], out=out[self.x])
 
     def spread(self, grad: Tensor) -> Tensor:
         """Gradients of all its windows, 0 for those that are left out."""
-        return dense(grad.new_zeros(self.begins, grad.shape[1]).index_copy_(0, self.windows, grad[self.out]))
+        zeros = grad.new_zeros(max(self.between, default=0), grad.shape[1])
+        gaps = [zeros[:n] for n in self.between]
+        return dense(torch.cat(woven(grad[self.out].contiguous().split(self.results), gaps)))
+
+    def gathered(self, line: Tensor, out: Tensor) -> None:
+        """The windows that are not left out, into `out`."""
+        torch.cat(rows(line).split(woven(self.results, self.between))[::2], out=out[self.out])
+
+    @property
+    def between(self) -> list[int]:
+        """How many windows are left out behind each example's, the last one's excepted."""
+        steps = [n + self.padding - m for n, m in zip(self.sizes, self.results, strict=True)]
+        return [*steps[:-1], 0]
 
 
-def serves(w: Windows, found: list[Run], positions: int, total: int) -> bool:
-    """Whether lines serve: for sequences of several sizes, most windows of which are real ones."""
+def woven(parts: Sequence[Any], gaps: Sequence[Any]) -> list[Any]:
+    """Each part and the gap behind it."""
+    return [t for both in zip(parts, gaps, strict=True) for t in both]
+
+
+def serves(w: Windows, found: list[Run], sizes: Tensor, total: int) -> bool:
+    """Whether lines serve: for sequences of several sizes that all leave something, most windows of which are real."""
     if len(w.kernel) != 1 or w.kernel[0] == 1 or w.stride[0] != 1 or len(found) < 2:
         return False
     count, padding = sum([run.planes[0] for run in found]), w.padding[0]
-    return padding <= beyond(w) and positions + (count + 1) * padding <= 2 * total
+    positions = found[-1].x.stop + (count + 1) * padding
+    return padding <= beyond(w) and count == len(sizes) and positions <= 2 * total
 
 
 def beyond(w: Windows) -> int:
@@ -61,7 +84,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total
     out, weight = x.new_empty(total, weight.shape[0]), innermost(weight.unsqueeze(2))
     for line in lines(sizes, w, x.shape[1]):
         found = torch.convolution(line.framed(x), weight, bias, *inside(w)[1:4], False, (0, 0), w.groups)
-        torch.index_select(rows(found), 0, line.windows, out=out[line.out])
+        line.gathered(found, out)
     return out
 
 
@@ -71,7 +94,7 @@ def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, w: W
     out = grad.new_empty(total, channels)
     for line in lines(sizes, w, channels):
         found = torch.convolution(line.spread(grad), weight, None, *inside(w)[1:4], True, (0, 0), w.groups)
-        torch.index_select(rows(found), 0, line.positions, out=out[line.x])
+        line.unframed(found, out)
     return out
 
 
@@ -101,17 +124,14 @@ def rows(x: Tensor) -> Tensor:
 
 def lines(sizes: Tensor, w: Windows, channels: int) -> list[Line]:
     """All examples, as many to a line as `MOST` lets in, one at least."""
-    found: list[Line] = []
-    p, x, out = w.padding[0], 0, 0
-    for part in sizes[:, 0].split(groups([n + p for (n,) in sizes.tolist()], MOST // (channels * w.kernel[0]))):
-        results = (part + 2 * p - beyond(w)).clamp(min=0)
-        starts = offsets_of(part + p)[:-1] - offsets_of(results)[:-1]
-        examples, windows = torch.repeat_interleave(part), torch.repeat_interleave(results)
-        n, m = examples.shape[0], windows.shape[0]
-        at = torch.arange(n) + p * (examples + 1), torch.arange(m) + starts[windows]
-        size = n + p * (part.shape[0] + 1)
-        found.append(Line(slice(x, x + n), slice(out, out + m), *at, size, size - beyond(w)))
-        x, out = x + n, out + m
+    found, p, x, out, begin = list[Line](), w.padding[0], 0, 0, 0
+    own = [n for (n,) in sizes.tolist()]
+    for count in groups([n + p for n in own], MOST // (channels * w.kernel[0])):
+        part = own[begin : begin + count]
+        results = [n + 2 * p - beyond(w) for n in part]
+        n, m = sum(part), sum(results)
+        found.append(Line(slice(x, x + n), slice(out, out + m), part, results, p))
+        x, out, begin = x + n, out + m, begin + count
     return found
 
 
