@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tdc
+from tdc.ops import join
 
 T = torch.tensor
 ROWS = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (2, 4, 3)]
@@ -265,3 +266,26 @@ def test_a_number_writes_one_example(name: str, kind: str):
         want = getattr(torch, name)(rows[1][None], 0, T(0), source[0][None], *more)[0]
         source_of = batch(source, kind)
         same(getattr(torch, name)(x, 0, T(1), source_of, *more), [rows[0], want, rows[2]])
+
+
+@pytest.mark.parametrize("ragged_dim", [1, 2])
+@pytest.mark.parametrize("least", [0, 10**6])
+def test_rows_go_on_in_each_other_by_views_or_by_an_index(ragged_dim: int, least: int, monkeypatch: pytest.MonkeyPatch):
+    """Large rows on CPU are views that are joined: the same numbers, offsets and derivatives."""
+    monkeypatch.setattr(join, "LARGE", least)
+    rows = [torch.randn(n, 4, dtype=torch.float64).movedim(0, ragged_dim - 1) for n in (2, 0, 3)]
+    others = [torch.randn(n, 4).movedim(0, ragged_dim - 1) for n in (1, 0, 0)]
+    x, y = tdc.pack(rows, ragged_dim=ragged_dim), tdc.pack(others, ragged_dim=ragged_dim)
+    same(
+        tdc.validate(torch.cat([x, y, x], ragged_dim)),
+        [torch.cat(r, ragged_dim - 1) for r in zip(rows, others, rows, strict=True)],
+    )
+
+    def values(v: Tensor) -> Tensor:
+        return torch.cat([x.with_values(v), y, x.with_values(v * v)], ragged_dim).values
+
+    assert torch.autograd.gradcheck(values, [x.values.clone().requires_grad_()])
+    assert torch.autograd.gradgradcheck(values, [x.values.clone().requires_grad_()])
+    assert torch.equal(torch.func.jvp(values, (x.values,), (torch.ones_like(x.values),))[0], values(x.values))
+    none = x[:0]
+    assert torch.cat([none, none], ragged_dim).shape == none.shape
