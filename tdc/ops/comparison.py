@@ -19,7 +19,7 @@ from tdc.core.typing import Op
 from tdc.ops.reduction import filled
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import data_of, ragged_sizes
+from tdc.ragged.storage import data_of, fitted, ragged_sizes
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import statics
 from tdc.tensordict.object_array import ObjectArray
@@ -42,8 +42,9 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
         return same and all([agree(op, x, b._leaves[p], *args, **kwargs) for p, x in a._leaves.items()])
     ragged = len([x for x in (a, b) if isinstance(x, (NestedTensor, MaskedBatch))])
     if ragged == 2:
-        same = type(a) is type(b) and laid_alike(op, a, b)
-        return same and agree(op, *[data_of(filled(x, 0)) for x in (a, b)], *args, **kwargs)
+        if type(a) is not type(b) or not laid_alike(op, a, b):
+            return False
+        return agree(op, *[data_of(filled(x, 0)) for x in (a, fitted(op, a, b))], *args, **kwargs)
     tensors = len([x for x in (a, b) if isinstance(x, Tensor)])
     broadcast = op is torch.allclose and ragged == tensors == 1
     if not broadcast and ((type(a) is not type(b) and tensors < 2) or a.shape != b.shape):

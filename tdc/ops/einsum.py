@@ -44,7 +44,7 @@ from tdc.ops.letters import (
 from tdc.ops.matrices.by_letters import Result, by_operator, matrix_letters
 from tdc.ops.rectangle import cut_padding
 from tdc.ops.segments.operator import serves
-from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
 from tdc.ragged.nested import build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import (
@@ -206,7 +206,7 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
     kept = "".join([c for c in out if c in sizes])
     owner = next((t.x for t in batches if ragged_of(t) == kept), None)
     if isinstance(batches[0].x, MaskedBatch):
-        y = run([Term(t.dims, t.x.filled(0)) if is_ragged(t.x) else t for t in terms], out)
+        y = run([alike_padded(t, batches) if is_ragged(t.x) else t for t in terms], out)
         if not kept:
             return y
         lengths = torch.stack([sizes[c] for c in kept], 1) if owner is None else owner.lengths
@@ -227,6 +227,12 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
     s, total = result()
     at = out.replace(batch, "").index(kept[0])
     return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
+
+
+def alike_padded(t: Term, batches: list[Term]) -> Term:
+    """A padded batch, 0 in padding, whose ragged letters have the sizes that the first operand with them has."""
+    sizes = {c: n for dims, x in reversed(batches) for c, n in zip(dims, x.data.shape, strict=True)}
+    return Term(t.dims, in_rectangle(t.x, [sizes[c] for c in ragged_of(t)]).filled(0))
 
 
 def bounds_of(batches: list[Term]) -> dict[str, Bound]:

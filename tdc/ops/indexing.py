@@ -18,7 +18,6 @@ from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, message, op_name
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op, OpName
-from tdc.ops.join import grown
 from tdc.ops.masks import put_where
 from tdc.ops.pointwise import mixed
 from tdc.ops.positions import (
@@ -36,10 +35,10 @@ from tdc.ops.positions import (
     whole_rows,
 )
 from tdc.ragged.index_forms import FULL
-from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.masked import MaskedBatch, in_rectangle
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import local_positions, row_ids, spread
-from tdc.ragged.storage import Ragged, Results, axis_of, data_of, ragged_sizes, require_alike, sizes_along, with_data
+from tdc.ragged.storage import Ragged, Results, axis_of, data_of, fitted, ragged_sizes, sizes_along, with_data
 
 # -- an index with an entry for each element
 
@@ -117,8 +116,7 @@ def scatter_rule(op: Op) -> Op:
 def into(x: Tensor, rows: Any) -> Tensor:
     """A dense tensor with the elements of a batch in place of its own; it is as wide as the longest row, or wider."""
     sizes = [x.shape[r] for r in rows.ragged_dims]
-    padded = rows.to_padded() if isinstance(rows, NestedTensor) else rows
-    wide = build_masked(grown(padded, sizes), padded.lengths, padded.ragged_dims, padded.batch_dim)
+    wide = in_rectangle(rows.to_padded() if isinstance(rows, NestedTensor) else rows, sizes)
     return torch.where(wide.mask, wide.data, x)
 
 
@@ -168,7 +166,7 @@ def source_at(op: Op, x: Ragged, dim: int, where: Tensor, source: Any) -> Tensor
             if not isinstance(source, MaskedBatch):
                 expected = f"a source as ragged as {describe(x)}"
                 raise StructureError(message(op, expected, describe(source), hint="x.with_data(data)"))
-            require_alike(op, x, source)
+            return fitted(op, x, source).data
         return source.data if isinstance(source, MaskedBatch) else source
     s, axis = x.structure, axis_of(op, x, dim)
     if axis != s.packed_dim:

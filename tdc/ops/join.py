@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
@@ -22,7 +21,7 @@ from tdc.core.errors import ShapeError, StructureError, UnsupportedError, descri
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ragged.index import insert_dim
-from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import (
     columns,
@@ -35,7 +34,7 @@ from tdc.ragged.segments import (
     tell,
 )
 from tdc.ragged.spans import gather_spans, take_spans
-from tdc.ragged.storage import Ragged, axis_of, data_of, require_alike, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, fitted, with_data
 from tdc.ragged.structure import Structure, extent_of
 
 LARGE = 1024  # elements of a row, in the mean, whose copy takes the time of a view of it
@@ -61,9 +60,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Ragged:
     if d == first._batch_dim:
         return cat_rows(xs) if packs else cat_padded(xs)
     if d not in first.ragged_dims:
-        for x in xs[1:]:
-            require_alike("cat", first, x)
-        data = [data_of(x) for x in xs] if packs else rectangles(xs)
+        data = [data_of(fitted("cat", first, x)) for x in xs]
         return with_data(first, torch.cat(data, axis_of("cat", first, d)))
     if not packs:
         hint = "to_packed() first, which can"
@@ -77,9 +74,8 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Ragged:
     xs, d = same_kind("stack", tensors, type(like)), normal_dim(dim, like.ndim + 1, "stack")
     opened = insert_dim(xs[0], d, "stack")
     check_layouts("stack", xs)
-    for x in xs[1:]:
-        require_alike("stack", xs[0], x, "torch.cat(xs) puts rows after rows, of other lengths as well")
-    data = rectangles(xs) if isinstance(like, MaskedBatch) else [x.values for x in xs]
+    hint = "torch.cat(xs) puts rows after rows, of other lengths as well"
+    data = [data_of(fitted("stack", xs[0], x, hint)) for x in xs]
     return with_data(opened, torch.stack(data, axis_of("stack", opened, d)))
 
 
@@ -210,25 +206,8 @@ def cat_padded(xs: list[MaskedBatch]) -> MaskedBatch:
     """Batches one after another, in a rectangle for the longest."""
     first = xs[0]
     top = [max([x.data.shape[r] for x in xs]) for r in first.ragged_dims]
-    data = torch.cat([grown(x, top) for x in xs], first.batch_dim)
+    data = torch.cat([in_rectangle(x, top).data for x in xs], first.batch_dim)
     return build_masked(data, torch.cat([x.lengths for x in xs]), first.ragged_dims, first.batch_dim, True)
-
-
-def rectangles(xs: list[MaskedBatch]) -> list[Tensor]:
-    """The data of batches of the same lengths, in rectangles of one size."""
-    first, dims = xs[0].data, xs[0].ragged_dims
-    if all([x.data.shape[r] == first.shape[r] for x in xs for r in dims]):
-        return [x.data for x in xs]
-    top = [first.shape[r] for r in dims]
-    return [grown(x, top) for x in xs]
-
-
-def grown(x: MaskedBatch, sizes: list[int]) -> torch.Tensor:
-    """The data with its ragged dims padded to `sizes`, or cut to them."""
-    pad = [0] * (2 * x.ndim)
-    for r, size in zip(x.ragged_dims, sizes, strict=True):
-        pad[2 * (x.ndim - 1 - r) + 1] = size - x.data.shape[r]
-    return F.pad(x.data, pad)
 
 
 def named_axis(impl: Op) -> Op:

@@ -117,7 +117,7 @@ def check_letters(op: Op, terms: list[Term], ragged: str, batch: str, exact: str
                 hint = "pack that operand along the same dim, or pad the batch with x.to_padded()"
             raise StructureError(message(op, expected, got, hint=hint))
         for c, n in zip(t.dims, t.x.shape, strict=True):
-            if c in own and isinstance(t.x, NestedTensor):
+            if c in own:
                 continue
             size = sizes.setdefault(c, n)
             if known(size != n) and (c in exact or (size != 1 and n != 1)):

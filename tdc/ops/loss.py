@@ -38,7 +38,7 @@ from tdc.ops.positionwise import last_is_static
 from tdc.ops.rectangle import as_batch, rectangle
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, ragged_sizes, require_alike, with_data, with_static
+from tdc.ragged.storage import Ragged, axis_of, data_of, fitted, is_ragged, ragged_sizes, with_data, with_static
 from tdc.tensordict.nodes import without_extra
 from tdc.tensordict.storage import same_size
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -87,7 +87,7 @@ def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> 
     classes = with_static(input, logits.detach().sum(-1), dim, -1)
     logits = logits.movedim(-1, 1)
     probable = target.dtype.is_floating_point
-    require_alike(op, input if probable else classes, target)
+    target = fitted(op, input if probable else classes, target)
     if target.shape != (input if probable else classes).shape:
         got, hint = f"{describe(input)} and {describe(target)}", "the logits without their dim of classes"
         raise ShapeError(message(op, "one target for each position", got, hint=hint))

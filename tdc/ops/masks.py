@@ -19,7 +19,7 @@ from tdc.ops.positions import flat_bounds, flat_examples
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import coordinates, count_rows, row_ids, structure_of_sizes
-from tdc.ragged.storage import Ragged, data_of, ragged_sizes, require_alike, with_data
+from tdc.ragged.storage import Ragged, data_of, fitted, ragged_sizes, with_data
 
 
 def put_where(x: Any, mask: Any, values: Any, accumulate: bool) -> Any:
@@ -28,7 +28,7 @@ def put_where(x: Any, mask: Any, values: Any, accumulate: bool) -> Any:
     op = torch.index_put
     if mask.dtype != torch.bool:
         raise DtypeError(message(op, "a bool mask", describe(mask), hint="mask.bool()"))
-    require_alike(op, x, mask)
+    mask = fitted(op, x, mask)
     more = x.ndim - mask.ndim
     for _ in range(more):
         mask = mask.unsqueeze(-1)

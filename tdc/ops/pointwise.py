@@ -32,7 +32,7 @@ from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict
 from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
-from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.masked import MaskedBatch, fitted_masked
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.padding import pack_rows
 from tdc.ragged.segments import coordinates, longest, spread
@@ -245,8 +245,7 @@ def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
     if isinstance(x, MaskedBatch):
         if x.ragged_dims != like.ragged_dims or x.ndim != like.ndim:
             return onto_masked(x, like, op)
-        require_same_lengths(like, x, op)
-        return x.data
+        return fitted_masked(op, like, x).data
     return x
 
 

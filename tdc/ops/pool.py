@@ -45,7 +45,7 @@ from tdc.ops.spatial import (
     spatial,
 )
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged, Results, require_alike
+from tdc.ragged.storage import Ragged, Results, fitted
 
 
 def window(op: Op, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:
@@ -202,7 +202,7 @@ def max_unpool(op: Op, n: int) -> Op:
             raise UnsupportedError(message(op, "no output_size", "one size for rows of different sizes", hint=hint))
         if type(indices) is not type(input) or fixed_sizes(indices) != fixed_sizes(input):
             raise ShapeError(message(op, f"indices as max_pool gave them for {describe(input)}", describe(indices)))
-        require_alike(op, input, indices)
+        indices = fitted(op, input, indices)
         steps = steps_of(kernel_size, stride)
         columns = zip(*reach(op, n, kernel_size=kernel_size, stride=steps, padding=padding), strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]

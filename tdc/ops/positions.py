@@ -34,7 +34,7 @@ from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, row_ids, spread
-from tdc.ragged.storage import Ragged, axis_of, ragged_sizes, require_alike, sizes_along
+from tdc.ragged.storage import Ragged, axis_of, fitted, ragged_sizes, sizes_along
 from tdc.ragged.structure import Structure, require_same
 
 
@@ -118,7 +118,7 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
             hint = "an index with as many dims, the batch and the ragged dim in the same positions"
             raise StructureError(message(op, f"an index laid out as {describe(x)}", describe(index), hint=hint))
         if not is_ragged:
-            require_alike(op, x, index)
+            index = like = fitted(op, x, index)
         elif like.batch_size[0] != count:
             got = f"{like.batch_size[0]}"
             raise StructureError(message(op, f"positions for {count} examples", got, hint="an entry for each example"))
@@ -185,7 +185,7 @@ def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
         if isinstance(src, Tensor) and src.ndim:
             return cut_to(op, src, index).data
         if isinstance(src, MaskedBatch):
-            require_alike(op, index, src)
+            src = fitted(op, index, src)
             return src.filled(1) if op is torch.scatter_reduce else src.data  # of products of zeros torch has less
         return src
 

@@ -29,7 +29,7 @@ from tdc.ops.pointwise import mixed, packed_operand
 from tdc.ops.rectangle import as_batch, cut_padding
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_result
-from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, require_alike
+from tdc.ragged.storage import Ragged, Results, fitted, is_ragged, map_results
 
 
 def positionwise(op: Op, family: str, check: Op, *, fill: Op | None = None, aliases: tuple[Op, ...] = ()) -> None:
@@ -65,10 +65,10 @@ def at_positions(
     for other in args:
         if is_ragged(other) and type(other) is not type(like):
             raise mixed(op, like, other)
-        if is_ragged(other) and other is not like:
-            require_alike(op, like, other)
 
     def ready(a: Any) -> Any:
+        if is_ragged(a) and a is not like:
+            a = fitted(op, like, a)
         if isinstance(a, MaskedBatch):
             return a.filled(0) if fill is None else fill(a)
         return a._values if isinstance(a, NestedTensor) else a

@@ -72,7 +72,7 @@ from tdc.ragged.segments import (
     tell,
 )
 from tdc.ragged.spans import gather_spans, take_spans
-from tdc.ragged.storage import B, Ragged, axis_of, data_of, is_ragged, require_alike, sizes_along, with_static
+from tdc.ragged.storage import B, Ragged, axis_of, data_of, fitted, is_ragged, sizes_along, with_static
 from tdc.ragged.structure import Structure, counted, extent_of, remember
 
 
@@ -245,10 +245,11 @@ def select_where(x: Any, mask: Any) -> Ragged:
     if mask.dtype != torch.bool:
         raise DtypeError(message("index", "a bool mask", describe(mask), hint="x[mask.bool()]"))
     same = mask.ragged_dims == x.ragged_dims and mask._batch_dim == x._batch_dim == 0
-    if not same or mask.ndim > x.ndim or any([m != n for m, n in zip(mask.shape, x.shape, strict=False)]):
+    static = [d for d in range(min(mask.ndim, x.ndim)) if d not in x.ragged_dims]
+    if not same or mask.ndim > x.ndim or any([mask.shape[d] != x.shape[d] for d in static]):
         expected = f"a mask with the first dims of {describe(x)}"
         raise ShapeError(message("index", expected, describe(mask), hint="mask.expand(...), or x.transpose(a, b)"))
-    require_alike("index", x, mask)
+    mask = fitted("index", x, mask)
     if isinstance(x, MaskedBatch):
         chosen = (mask.data & mask.mask).flatten(1)
         order = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)
@@ -339,15 +340,17 @@ def slice_masked(x: MaskedBatch, dim: int, part: slice | Span) -> MaskedBatch:
     column = x.ragged_dims.index(dim)
     first, lengths, step = spans(part, x.lengths[:, column])
     alike = part.start is None or (isinstance(part.start, int) and part.start >= 0)
-    stop = part.stop if isinstance(part.stop, int) and part.stop >= 0 else None
+    stop = part.stop if isinstance(part.stop, int) else None
     if alike and step > 0:
         data = cut(x.data, dim, slice(part.start, stop, step))
     else:
-        positions = first[:, None] + step * torch.arange(x.data.shape[dim], device=first.device)
+        longest = longest_span(part, x.data.shape[dim])
+        count = x.data.shape[dim] if longest is None else longest
+        positions = first[:, None] + step * torch.arange(count, device=first.device)
         data = at_each(x, dim, positions)
     sizes = [lengths if r == column else size for r, size in enumerate(x.lengths.unbind(1))]
     out = build_masked(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
-    return out if alike and step > 0 and (part.stop is None or stop is not None) else neutral(out)
+    return out if alike and step > 0 and (part.stop is None or (stop is not None and stop >= 0)) else neutral(out)
 
 
 def at_masked(x: MaskedBatch, dim: int, part: Any) -> MaskedBatch | Tensor:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import int_tuple, normal_dim
@@ -232,8 +233,18 @@ def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
     return row
 
 
-def require_same_lengths(a: MaskedBatch, b: MaskedBatch, op: OpName) -> None:
-    """Two padded batches combine when their lengths are one tensor or equal by value; else a StructureError."""
+def in_rectangle(x: MaskedBatch, sizes: Sequence[int]) -> MaskedBatch:
+    """A batch with its ragged dims padded to sizes, or cut to them: its examples are at most as large."""
+    more = {d: size - x.data.shape[d] for d, size in zip(x.ragged_dims, sizes, strict=True)}
+    if all([known(n == 0) for n in more.values()]):
+        return x
+    data = F.pad(x.data, [n for d in reversed(range(x.data.ndim)) for n in (0, more.get(d, 0))])
+    return build_masked(data, x.lengths, x.ragged_dims, x.batch_dim)
+
+
+def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch) -> MaskedBatch:
+    """`b` in a rectangle of the size of `a`: they combine when their lengths are one tensor or equal by value; else a
+    StructureError."""
     hint = "build both from one batch, e.g. x.with_data(y)"
     if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim) or a.lengths.shape != b.lengths.shape:
         got = f"ragged dims {a.ragged_dims} of {len(a)} rows and {b.ragged_dims} of {len(b)}"
@@ -241,6 +252,7 @@ def require_same_lengths(a: MaskedBatch, b: MaskedBatch, op: OpName) -> None:
     if a.lengths is not b.lengths:
         text = message(op, "operands of one ragged structure", "rows of different lengths", hint=hint)
         require((a.lengths == b.lengths).all(), text)
+    return in_rectangle(b, [a.data.shape[d] for d in a.ragged_dims])
 
 
 def flatten_masked(x: MaskedBatch) -> tuple[list[Any], tuple[Any, ...]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.typing import OpName
-from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.masked import MaskedBatch, build_masked, fitted_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import require_same
 from tdc.ragged.two_level import TwoLevelTensor
@@ -106,9 +106,10 @@ def changed_sizes(x: Ragged, dims: tuple[int, ...], fn: Callable[[Tensor], Tenso
     return torch.stack([fn(n) if d in dims else n for d, n in sizes], 1)
 
 
-def require_alike(op: OpName, x: Any, y: Any, hint: str = "") -> None:
-    """Two batches of one container have examples of the same sizes; else a StructureError, asynchronous on CUDA."""
-    if isinstance(x, NestedTensor):
-        require_same(x.structure, y.structure, op, hint)
-    else:
-        require_same_lengths(x, y, op)
+def fitted(op: OpName, x: Any, y: Any, hint: str = "") -> Any:
+    """`y`, padded to the size of `x` where both are padded: batches of one container whose examples have the same
+    sizes; else a StructureError, asynchronous on CUDA."""
+    if isinstance(x, MaskedBatch):
+        return fitted_masked(op, x, y)
+    require_same(x.structure, y.structure, op, hint)
+    return y

@@ -33,7 +33,7 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import longest
-from tdc.ragged.storage import ragged_sizes
+from tdc.ragged.storage import fitted, ragged_sizes
 
 NAME = "multi_head_attention_forward"
 
@@ -95,7 +95,7 @@ def refuse(parts: tuple[Any, ...], a: Given) -> None:
     if wrong:
         hint = "lengths are known, leave key_padding_mask out"
         raise UnsupportedError(message(NAME, "self- or cross-attention of whole rows", ", ".join(wrong), hint=hint))
-    require_paired(NAME, *parts)
+    require_paired(NAME, *parts[:2])
 
 
 def project(query: Tensor, key: Tensor, value: Tensor, a: Given) -> list[Tensor]:
@@ -123,6 +123,7 @@ def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[An
     a = Given(*args, **kwargs)
     a = a._replace(is_causal=known(a.is_causal))  # stacks compare masks by value, whose answer a graph does not know
     refuse((query, key, value), a)
+    value = fitted(NAME, key, value)
     first, packed, extras, mask = features(query), isinstance(query, NestedTensor), a.extras(), mask_of(a)
     same = query is key and key is value
     q, k, v = project(first, first if same else features(key), first if same else features(value), a)

@@ -45,7 +45,7 @@ from tdc.ops.attention.pairs import attend_pairs
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest, offsets_int32
-from tdc.ragged.storage import Ragged, is_ragged, require_alike
+from tdc.ragged.storage import Ragged, fitted, is_ragged
 from tdc.ragged.structure import Structure
 
 NAME = "scaled_dot_product_attention"
@@ -193,13 +193,13 @@ def check_heads(heads: int, *groups: int) -> None:
 
 def check_operands(parts: tuple[Any, ...], mask: Any, causal: bool, gqa: bool) -> None:
     """Three batches of heads, keys and values of the same lengths, and at most one of a mask and causal."""
-    query, key, value = parts
+    query, key, _ = parts
     cls = type(query)
     if any([type(x) is not cls or x.ndim != 4 or x._batch_dim or x.ragged_dims != (2,) for x in parts]):
         got, hint = ", ".join([describe(x) for x in parts]), "NestedTensor(values of (H, N, D), offsets, ragged_dim=2)"
         expected = "NestedTensors (B, H, -1, D)" if cls is NestedTensor else "MaskedBatches (B, H, L, D), ragged dim 2"
         raise StructureError(message(NAME, expected, got, hint=hint))
-    require_paired(NAME, query, key, value)
+    require_paired(NAME, query, key)
     if mask is not None and causal:
         hint = "leave one out, or mask & torch.ones(L, L, dtype=torch.bool).tril()"
         raise ShapeError(message(NAME, "one of attn_mask and is_causal=True", "both", hint=hint))
@@ -209,14 +209,12 @@ def check_operands(parts: tuple[Any, ...], mask: Any, causal: bool, gqa: bool) -
     check_heads(*heads)
 
 
-def require_paired(op: OpName, query: Any, key: Any, value: Any) -> None:
-    """A StructureError unless there are as many examples of queries as of keys, and values as long as keys."""
+def require_paired(op: OpName, query: Any, key: Any) -> None:
+    """A StructureError unless there are as many examples of queries as of keys."""
     count, keys = query.shape[query._batch_dim], key.shape[key._batch_dim]
     if count != keys:
         got, hint = f"{count} and {keys}", "pair the batches example by example"
         raise StructureError(message(op, "as many examples of queries as of keys", got, hint=hint))
-    if value is not key:
-        require_alike(op, key, value)
 
 
 def sdpa(
@@ -230,6 +228,7 @@ def sdpa(
         q, k, v = [x.unsqueeze(1) for x in (query, key, value)]
         return as_query(sdpa(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa).squeeze(1))
     check_operands((query, key, value), attn_mask, is_causal, enable_gqa)
+    value = fitted(NAME, key, value)
     if isinstance(query, NestedTensor):
         q, k, v = (x.values.transpose(0, 1) for x in (query, key, value))
         rows, options = (query.structure, key.structure), {"causal": is_causal, "scale": scale, "dropout": dropout_p}
