@@ -444,3 +444,15 @@ def test_same_padding_with_a_stride(padded: bool):
     x: Any = sized((4, 5), (3, 3))
     with pytest.raises(ShapeError, match=r"tdc\.conv2d: expected stride 1 where padding='same', got stride \(2, 1\)"):
         nn.functional.conv2d(x.to_padded() if padded else x, torch.randn(2, 4, 3, 3), stride=(2, 1), padding="same")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lengths", [(30, 50), (50, 50)])
+def test_a_filter_for_each_channel_in_half_precision(dtype: torch.dtype, lengths: tuple[int, ...]):
+    """oneDNN does not return from some (torch 2.13): they run in float32 and are rounded once."""
+    rows = [torch.randn(16, n).to(dtype) for n in lengths]
+    weight, bias = torch.randn(16, 1, 17).to(dtype), torch.randn(16).to(dtype)
+    got = F.conv1d(tdc.pack(rows, ragged_dim=2), weight, bias, padding=8, groups=16)
+    for row, out in zip(rows, got.unbind(), strict=True):
+        want = F.conv1d(row.float(), weight.float(), bias.float(), padding=8, groups=16)
+        assert torch.equal(out, want.to(dtype)) or torch.allclose(out.float(), want, rtol=1e-2, atol=1e-2)
