@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import as_autocast
+from tdc.core.dynamo import known
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.kept import kept_for_ints
 from tdc.core.operators import unserved
@@ -36,6 +37,8 @@ def kernel_of(op: Op, weight: Tensor, n: int) -> tuple[int, ...]:
     """The sizes of the kernel; a ShapeError for a weight of other dims."""
     if weight.ndim != n + 2:
         raise ShapeError(message(op, f"a weight of {n + 2} dims", describe(weight), hint="(out, in, *kernel)"))
+    if any([known(k == 0) for k in weight.shape[2:]]):
+        raise ShapeError(message(op, "a kernel of at least one position", describe(weight), hint="(out, in, *kernel)"))
     return weight.shape[2:]
 
 
