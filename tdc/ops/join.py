@@ -134,7 +134,7 @@ def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     """Row i of the result is row i of every operand, end to end."""
     s, count = xs[0].structure, len(xs)
     if joins_views(xs):
-        values, offsets = joined_views(xs), offsets_of(sum([x.lengths for x in xs]))
+        values, offsets = joined_views(xs), torch.stack([x.offsets for x in xs]).sum(0)
     else:
         rows = cat_rows(xs)
         starts = rows.offsets[:-1].view(count, -1).t().reshape(-1)
