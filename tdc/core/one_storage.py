@@ -71,7 +71,7 @@ def split(buffer: Tensor, forms: Iterable[Form]) -> list[Tensor]:
     for form, equal in groupby(forms):
         dtype, shape = form
         step, count = aligned(form.nbytes), len([*equal])
-        whole = count if shape and step == form.nbytes else 1  # of which no zeros lie between them
+        whole = count if shape and 0 < form.nbytes == step else 1  # with bytes, and no zeros between them
         for _ in range(0, count, whole):
             found += empty.run(storage, dtype, at // dtype.itemsize, shape, strides(shape), whole)
             at += step * whole

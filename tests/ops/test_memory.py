@@ -138,6 +138,13 @@ def test_leaves_do_not_touch_each_other():
     assert td["b"].sum() == 0
 
 
+def test_empty_leaves_that_are_alike():
+    """Found by a test of buffers: of several without elements that lie beside each other, one came back."""
+    td = TensorDict({"a": torch.ones(0), "b": torch.ones(0), "c": torch.ones(0, 3), "d": torch.ones(0, 3)})
+    for found in (td.share_memory(), td.set("e", torch.ones(3, 0)).set("f", torch.ones(3, 0)).share_memory()):
+        assert all([found[key].shape == x.shape for key, x in td.items()])
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_nothing_to_lock_memory_for():
     with pytest.raises(
