@@ -3,7 +3,8 @@
     buffer    uint8 (N,), the tensors of a store one behind another, each at the next multiple of 64, zeros between them
     schema    the manifest of a store (see `manifest`), JSON with a digest
 
-Nothing says where a tensor lies but the dtypes and shapes before it, so a schema cannot point anywhere.
+The tensors have the order in which the schema is read, below each node all that lies in it, whenever it came. Nothing
+says where a tensor lies but the dtypes and shapes before it, so a schema cannot point anywhere.
 
 Invariants: as of a store; the leaves that come back are the memory of the buffer, nothing is copied.
 """
@@ -59,7 +60,16 @@ def to_buffer(td: TensorDict) -> tuple[Tensor, bytes]:
     if wrong:
         expected, got = f"leaves on one device, as the first on {devices[0]}", f"{len(wrong)} elsewhere"
         raise StructureError(message(WRITE, expected, got, wrong, "td.to(device)"))
-    return join([*tensors.values()]), dump(WRITE, table)
+    return join([tensors[at] for at in in_order(table, tensors)]), dump(WRITE, table)
+
+
+def in_order(table: Table, places: Iterable[Part]) -> list[Part]:
+    """The places of tensors in the order in which the schema of a table is read.
+
+    A table has key paths as they came, so a key of a node may stand far behind the others of that node.
+    """
+    rank = {keys: i for i, keys in enumerate(table)}
+    return sorted(places, key=lambda at: [rank[at[0][: n + 1]] for n in range(len(at[0]))])  # parts stay as they are
 
 
 def from_buffer(buffer: Tensor, schema: bytes, *, classes: Iterable[type] = ()) -> TensorDict:

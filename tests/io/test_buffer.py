@@ -12,12 +12,14 @@ import pytest
 import soak
 import torch
 from stores import Point, entry, every_kind, put, same, same_bits, sealed, tensors
-from texts import Texts
+from texts import T, Texts
 
 import tdc
 from tdc import FormatError, TensorDict
 from tdc.io import from_buffer, to_buffer
 from tdc.io.manifest import DTYPES
+
+POINT = Point(torch.arange(4.0).view(2, 2), batch_size=[2])
 
 
 def test_everything_comes_back_as_the_memory_of_the_buffer():
@@ -50,6 +52,32 @@ def test_dtypes(name: str):
     back = from_buffer(buffer, schema)
     assert all([same_bits(back[key], td[key]) for key in list(td.keys())])
     assert back["t"].is_contiguous()
+
+
+def test_keys_that_came_behind_those_of_other_nodes():
+    """Found by reading: the buffer had the order in which keys came, the schema that of its nodes."""
+    td = TensorDict({"r": {"p": torch.tensor([1, 2])}, "t": torch.tensor([3, 4])}, [2]).set(("r", "b"), T([5, 6]))
+    assert same(td, from_buffer(*to_buffer(td)))
+    shapes = {"size": tdc.pack([torch.rand(2, 3), torch.rand(1, 2)], ragged_dim=(1, 2)), "w": td["t"]}
+    td = TensorDict({"a": {"x": {"y": T([7, 8])}}, "text": tdc.pack([T([1]), T([2, 3])]), "point": POINT}, [2])
+    td = td.set(("a", "labels"), td["text"] * 2).set("tied", td["a", "x", "y"]).set(("a", "x", "tied"), td["text"])
+    td = td.set(("a", "x", "objects"), tdc.ObjectArray(["u", {"v": 1}])).set(("a", "s"), tdc.Static("here"))
+    td = td.set("b", shapes).set(("a", "x", "padded"), td["text"].to_padded()).set(("b", "more"), td["tied"])
+    back = from_buffer(*to_buffer(td), classes=[Point])
+    assert same(td, back)
+    assert back["tied"] is back["a", "x", "y"] is back["b", "more"]
+    assert back["a", "labels"].structure is back["text"].structure
+
+
+def test_keys_in_any_order():
+    rng = random.Random(0)
+    for _ in range(100):
+        paths = [tuple(rng.choices("abc", k=rng.randint(1, 3))) for _ in range(8)]
+        paths = [p for i, p in enumerate(paths) if not any([p[: len(q)] == q or q[: len(p)] == p for q in paths[:i]])]
+        td = TensorDict({})
+        for i, path in enumerate(paths):
+            td = td.set(path, torch.full((rng.randint(0, 3),), i, dtype=rng.choice([torch.int64, torch.float64])))
+        assert same(td, from_buffer(*to_buffer(td)))
 
 
 def test_objects_of_one_schema_are_not_shared():
