@@ -12,6 +12,7 @@ gets what another has. What is the same for all examples is walked as Python doe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -293,7 +294,7 @@ class Zip(Steps):
 
     def longest(self) -> Any:
         found = self.bounds()
-        return None if not found else found[0] if len(found) == 1 else smaller(*found)
+        return reduce(smaller, found) if found else None
 
     def item(self, k: Any) -> Any:
         return tuple([p.item(k) for p in self.parts])

@@ -411,6 +411,31 @@ def numbered_rows(x: Tensor, n: Tensor) -> Tensor:
     return s
 
 
+@tdc.batch
+def three_walks(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    s = x.new_zeros(3)
+    for a, b, c in zip(x, y, z, strict=False):
+        s = s * 0.5 + a * b - c
+    for a, (k, b), i, c in zip(reversed(x), enumerate(y, 1), range(5), z, strict=False):
+        s = s * 0.5 + a * b * k - c * i
+    return s
+
+
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+def test_three_walks_and_more_side_by_side(kind: str):
+    """Found by reading: the smaller of two sizes was asked for with one of each walk."""
+
+    def run(*args: Any) -> Tensor:
+        return three_walks.map(*(args if kind == "packed" else [x.to_padded() for x in args]))
+
+    given: Any = [tdc.pack([torch.randn(n, 3) for n in own]) for own in ((1, 4, 2, 5), (3, 2, 6, 1), (2, 2, 4, 4))]
+    given = [x.with_values(x.values.requires_grad_()) for x in given]
+    want = torch.stack([three_walks(*row) for row in zip(*[x.unbind() for x in given], strict=True)])
+    found = torch.compile(run, backend="eager", fullgraph=True)(*given)
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(*[torch.autograd.grad(out.sum(), [x.values for x in given]) for out in (found, want)])
+
+
 WRITES_MAX = pytest.mark.xfail(raises=NameError, strict=True, reason="Inductor writes Max(1, n - 1) as it is (2.13)")
 
 
