@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import constant, schemas
@@ -41,6 +42,7 @@ WORDS = {
     "tensor": "a tensor", "tensors": "a list of tensors", "int": "an int", "ints": "ints", "float": "a number",
     "floats": "numbers", "number": "a number", "bool": "True or False", "str": "a string", "dtype": "a dtype",
 }  # fmt: skip
+OF_BATCHES: dict[Op, tuple[str, ...]] = {F.ctc_loss: ("input_lengths", "target_lengths")}  # None: batches know them
 PLURAL = {"tensors", "ints", "floats"}
 GIVEN = {
     "tensor": "torch.as_tensor(x) makes one", "tensors": "[x, y]", "int": "a Python int", "ints": "a tuple of ints",
@@ -112,7 +114,10 @@ def parameters(op: Op) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], tu
     order = tuple([(column[0][0], kinds_of([text for _, _, text in column])) for column in columns])
     least = min([len([p for p in form if not p[2].endswith("= ...")]) for form in free], default=0)
     needed = [column[0][0] for column in columns[:least] if len({name for name, _, _ in column}) == 1]
-    return order, tuple([(name, kinds_of(texts)) for name, texts in names.items()]), tuple(needed)
+    by_name = [(name, kinds_of(texts)) for name, texts in names.items()]
+    known = OF_BATCHES.get(op, ())
+    first, named = [tuple([(n, (*kinds, *["none"] * (n in known))) for n, kinds in own]) for own in (order, by_name)]
+    return first, named, tuple(needed)
 
 
 def kinds_of(texts: list[str]) -> tuple[str, ...]:

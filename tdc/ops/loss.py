@@ -25,11 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dtypes import refuse_integers, rounded_once
+from tdc.core.arguments import expect_number
+from tdc.core.dtypes import HALF, refuse_integers, rounded_once
 from tdc.core.dynamo import trace_as
-from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
-from tdc.core.typing import Op
+from tdc.core.typing import Op, OpName
 from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast
 from tdc.ops.pairs import widest_of
@@ -177,14 +178,18 @@ def reduced(op: Op, loss: Any, reduction: str) -> Ragged | Tensor:
     if reduction == "batchmean" and op is F.kl_div:
         return rounded_once(lambda t: t.sum() / loss.shape[loss._batch_dim], data)
     if reduction != "mean":
-        hint = "torch has no others"
-        raise ShapeError(message(op, "reduction 'mean', 'sum' or 'none'", repr(reduction), hint=hint))
+        raise no_reduction(op, reduction)
     refuse_integers(op, loss)
     count: Any = data.numel()  # of real elements
     if isinstance(loss, MaskedBatch):
         static = [n for d, n in enumerate(data.shape) if d not in (loss.batch_dim, *loss.ragged_dims)]
         count = loss.lengths.prod(1).sum() * math.prod(static)
     return rounded_once(lambda t: t.sum() / count, data)
+
+
+def no_reduction(op: OpName, reduction: Any) -> ShapeError:
+    """The error for a reduction that torch does not have."""
+    return ShapeError(message(op, "reduction 'mean', 'sum' or 'none'", repr(reduction), hint="torch has no others"))
 
 
 def by_vector(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Ragged | Tensor:
@@ -255,15 +260,38 @@ def ctc_loss(
         expected = "log_probs and targets that are both ragged"
         raise StructureError(message("ctc_loss", expected, got, hint="tdc.pack both"))
     for x, expected, ndim in ((log_probs, "(B, -1, C)", 3), (targets, "(B, -1)", 2)):
-        if x.ndim != ndim or x.ragged_dims != (1,):
+        if x.ndim != ndim or x.ragged_dims != (1,) or x._batch_dim:
             raise StructureError(message("ctc_loss", expected, describe(x), hint="batch first, then what is ragged"))
     if input_lengths is not None or target_lengths is not None:
         hint = "F.ctc_loss(log_probs, targets, None, None): ragged batches know them"
         raise StructureError(message("ctc_loss", "None for both lengths", "lengths", hint=hint))
+    check_ctc(log_probs, targets, blank, reduction)
     frames = rectangle(log_probs, 0).transpose(0, 1)
+    if not frames.numel():  # torch refuses it, too
+        hint = "leave out the loss of a batch without examples or frames"
+        raise ShapeError(message("ctc_loss", "a frame or more", describe(log_probs), hint=hint))
     labels = targets.values if isinstance(targets, NestedTensor) else targets.filled(0)
     lengths = ragged_sizes(log_probs)[:, 0], ragged_sizes(targets)[:, 0]
     return F.ctc_loss(frames, labels, *lengths, blank, reduction, zero_infinity)
+
+
+def check_ctc(log_probs: Any, targets: Any, blank: Any, reduction: Any) -> None:
+    """Refuse what torch refuses, which would speak of lengths that the caller does not give."""
+    if reduction not in ("mean", "sum", "none"):
+        raise no_reduction("ctc_loss", reduction)
+    dtype, device = log_probs.dtype, log_probs.device.type
+    cast = dtype in HALF and device == "cpu" and torch.is_autocast_enabled(device)  # to float32; not on CUDA (2.13)
+    if dtype not in (torch.float32, torch.float64) and not cast:
+        raise DtypeError(message("ctc_loss", "float32 or float64", describe(log_probs), hint="log_probs.float()"))
+    counts = [x.shape[x._batch_dim] for x in (targets, log_probs)]
+    if counts[0] != counts[1]:
+        expected, got = "as many examples of targets as of log_probs", f"{counts[0]} and {counts[1]}"
+        raise StructureError(message("ctc_loss", expected, got, hint="pair the batches example by example"))
+    expect_number("ctc_loss", blank, whole=True)
+    classes = log_probs.shape[2]
+    if not 0 <= blank < classes:
+        expected = f"blank in [0, {classes - 1}], one of the classes"
+        raise ShapeError(message("ctc_loss", expected, f"{int(blank)}", hint="blank=0"))
 
 
 def losses(rule: Op, *ops: Op, **run: Op) -> None:

@@ -81,6 +81,39 @@ int64[1, -1]
 hint: tdc.pack both""",
         )
 
+    def test_settings_of_ctc(self):
+        """Found by reading: torch's own errors became one about the lengths, which are None here."""
+        frames, labels = tdc.pack([torch.randn(5, 4), torch.randn(3, 4)]), tdc.pack([T([1, 2]), T([3])])
+        ctc_loss: Any = F.ctc_loss
+        self.says(
+            lambda: ctc_loss(frames, labels, None, None, blank=4),
+            """\
+ShapeError
+tdc.ctc_loss: expected blank in [0, 3], one of the classes, got 4
+hint: blank=0""",
+        )
+        self.says(
+            lambda: ctc_loss(frames, labels[:1], None, None),
+            """\
+StructureError
+tdc.ctc_loss: expected as many examples of targets as of log_probs, got 1 and 2
+hint: pair the batches example by example""",
+        )
+        self.says(
+            lambda: ctc_loss(frames.half(), labels, None, None),
+            """\
+DtypeError
+tdc.ctc_loss: expected float32 or float64, got NestedTensor float16[2, -1, 4]
+hint: log_probs.float()""",
+        )
+        self.says(
+            lambda: ctc_loss(frames[:0], labels[:0], None, None),
+            """\
+ShapeError
+tdc.ctc_loss: expected a frame or more, got NestedTensor float32[0, -1, 4]
+hint: leave out the loss of a batch without examples or frames""",
+        )
+
     def test_bags_with_offsets(self):
         bags: Any = tdc.pack([T([1, 2])])
         self.says(
@@ -185,6 +218,42 @@ def test_ctc_loss_of_padded_batches():
         for a, b in zip(frames.unbind(), labels.unbind(), strict=True)
     ]
     torch.testing.assert_close(want, torch.stack(each).mean())
+
+
+CTC_CALLS: dict[str, tuple[Any, str]] = {
+    "blank below": (lambda loss, x, y: loss(x, y, None, None, blank=-1), "expected blank in [0, 3], one of "),
+    "blank beyond": (lambda loss, x, y: loss(x, y, None, None, 4), "expected blank in [0, 3], one of "),
+    "blank of text": (lambda loss, x, y: loss(x, y, None, None, blank="a"), "expected an int, got str"),
+    "reduction": (lambda loss, x, y: loss(x, y, None, None, reduction="max"), "expected reduction 'mean', 'sum' or"),
+    "zero_infinity": (lambda loss, x, y: loss(x, y, None, None, zero_infinity="a"), "zero_infinity to be True or Fa"),
+    "examples": (lambda loss, x, y: loss(x[1:], y, None, None), "as many examples of targets as of log_probs, got 2 "),
+    "half": (lambda loss, x, y: loss(x.bfloat16(), y, None, None), "expected float32 or float64, got "),
+    "integers": (lambda loss, x, y: loss(x.long(), y, None, None), "expected float32 or float64, got "),
+    "complex": (lambda loss, x, y: loss(x.to(torch.complex64), y, None, None), "expected float32 or float64, got "),
+    "no examples": (lambda loss, x, y: loss(x[:0], y[:0], None, None), "expected a frame or more, got "),
+    "no frames": (lambda loss, x, y: loss(x[:, :0], y, None, None), "expected a frame or more, got "),
+    "batch behind": (lambda loss, x, y: loss(x.transpose(0, 2), y, None, None), "expected (B, -1, C), got "),
+}
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+@pytest.mark.parametrize("name", CTC_CALLS)
+def test_a_wrong_call_of_ctc_loss(name: str, kind: str):
+    call, text = CTC_CALLS[name]
+    frames = as_kind(tdc.pack([torch.randn(n, 4) for n in (5, 3)]), kind)
+    with pytest.raises(tdc.TdcError) as error:
+        call(F.ctc_loss, frames, as_kind(tdc.pack([torch.tensor([1, 2]), torch.tensor([3])]), kind))
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_ctc_loss_of_half_precision_under_autocast(kind: str):
+    """There torch casts on CPU (2.13), so half precision is taken."""
+    frames = as_kind(tdc.pack([torch.randn(n, 4).bfloat16().log_softmax(-1) for n in (5, 3)]), kind)
+    labels = as_kind(tdc.pack([torch.tensor([1, 2]), torch.tensor([3])]), kind)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = functions.ctc_loss(frames, labels, None, None)
+    torch.testing.assert_close(found, functions.ctc_loss(frames.float(), labels, None, None))
 
 
 BROADCAST: Any = [
