@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ def interpolate(
     what = "a new size" if scales is None else f"scales {' x '.join([f'{s}' for s in scales])}"
     p = planes(input, n, "interpolate", spans, what)
     x, wide = p.data, widened(p.data)
+    ratios = None if scales is None or recompute_scale_factor or mode == "area" else steps(mode, p.sizes, spans)
     for d in reversed(range(n)):
         own, longest = p.sizes[d], p.data.shape[d + 2]
         out: Any = each(size, n, "interpolate")[d] if scales is None else spans_size(longest, scales[d])
@@ -61,8 +63,8 @@ def interpolate(
             widest = (longest + out - 1) // out if scales is None else math.ceil(1 / scales[d]) + 1
             wide = averaged(wide, [(d + 2, *bins(own, target, out, longest, widest))])
             continue
-        ratio = None if scales is None or recompute_scale_factor else scales[d]
-        wide = combined(wide, d + 2, taps(mode, own, target, out, ratio, bool(align_corners), wide.dtype))
+        step = None if ratios is None else ratios[d]
+        wide = combined(wide, d + 2, taps(mode, own, target, out, step, bool(align_corners), wide.dtype))
     return resized(p, wide.to(x.dtype), [None] * n if scales is None else spans)
 
 
@@ -100,9 +102,9 @@ def check_mode(
         got, hint = "the size of a ragged dim, which is another one in each row", "size=y, for the sizes of a batch y"
         raise ShapeError(message("interpolate", "sizes that are numbers", got, hint=hint))
     expect_number("interpolate", *wanted)
-    if not all([number > 0 for number in wanted]):
-        name = "scale_factor" if size is None else "size"
-        raise ShapeError(message("interpolate", f"{name} above 0", f"{wanted}", hint=f"{name}=2"))
+    name, end = ("scale_factor", " and finite") if size is None else ("size", "")
+    if not all([number > 0 and (scale_factor is None or number < math.inf) for number in wanted]):
+        raise ShapeError(message("interpolate", f"{name} above 0{end}", f"{wanted}", hint=f"{name}=2"))
     if mode not in MODES or MODES[mode] not in (0, n):
         fit = [m for m, dims in MODES.items() if dims in (0, n)]
         expected, got = f"a mode for {n} dims behind the channels", f"{mode!r} for {describe(x)}"
@@ -122,18 +124,44 @@ def spans_size(size: Any, scale: int | float) -> Any:
     return size * scale if isinstance(scale, int) else math.floor(size * scale)
 
 
-def taps(mode: str, own: Tensor, target: Tensor, out: int, scale: Any, align: bool, dtype: Any) -> Taps:
+def steps(mode: str, own: Sequence[Tensor], spans: Sequence[Span]) -> list[Tensor | None]:
+    """How far apart the positions of a result are along each dim, (B,); None where that follows from the sizes.
+
+    torch 2.13 forgets the scale where a size happens to stay: the dim is copied. On CPU its linear modes look at each
+    dim alone, and so does "nearest" of images of up to 128 rows and columns together, where a size that happens to
+    double repeats each element, too. On other devices linear and cubic modes copy what keeps all its sizes.
+    """
+    if all([isinstance(span.times, int) for span in spans]):  # scales that are whole say what the sizes say
+        return [None] * len(own)
+    targets = [span.of(size) for span, size in zip(spans, own, strict=True)]
+    here, linear = own[0].device.type == "cpu", MODES[mode] > 0 and mode != "bicubic"
+    stays = [a == b for a, b in zip(own, targets, strict=True)]
+    if not here:
+        stays = [functools.reduce(torch.logical_and, stays)] * len(own)
+    found: list[Tensor | None] = []
+    for size, target, span, stay in zip(own, targets, spans, stays, strict=True):
+        step = torch.full_like(size, 1.0 / span.times, dtype=torch.float64)
+        if linear or (mode == "bicubic" and not here):
+            step = step.masked_fill(stay, 1.0)
+        elif mode == "nearest" and here and len(own) == 2:
+            small = targets[0] + targets[1] <= 128
+            step = step.masked_fill(stay & small, 1.0).masked_fill((target == 2 * size) & small, 0.5)
+        found.append(step)
+    return found
+
+
+def taps(mode: str, own: Tensor, target: Tensor, out: int, step: Tensor | None, align: bool, dtype: Any) -> Taps:
     """Which elements of a row make the elements of its result, and their weights: (B, out) each.
 
     Args:
         own, target: sizes of rows, before and after.
-        scale: of the result; None where it follows from the sizes.
+        step: from one position to the next, (B,); None where it follows from the sizes.
         dtype: of the elements; positions are as exact as torch computes them for it.
     """
     fine = torch.float64 if dtype == torch.float64 and not mode.startswith("nearest") else torch.float32
     position = torch.arange(out, device=own.device, dtype=fine)
     before, after = own.unsqueeze(1), target.unsqueeze(1)
-    step = before.to(fine) / after if scale is None else 1.0 / scale
+    step = before.to(fine) / after if step is None else step.to(fine).unsqueeze(1)
     last = before - 1
     if mode.startswith("nearest"):
         index = ((position + 0.5) * step if mode == "nearest-exact" else position * step).floor().long()
@@ -187,28 +215,47 @@ def grid_sample(
     Positions become those of the rectangle. Zeros behind a row's end are its padding; other kinds of padding fold
     positions into the row first.
     """
-    n = input.ndim - 2
+    n, align = input.ndim - 2, bool(align_corners)
     if not isinstance(grid, Tensor):
         hint = "pad the grid: grid.to_padded().data"
         raise ShapeError(message("grid_sample", f"a dense grid (B, ..., {n})", describe(grid), hint=hint))
-    p = planes(input, n, "grid_sample", [Span()] * n, "a grid")
-    ends, parts = [], []
-    for d in range(n):  # the last dim of a grid counts from the last dim of a plane
-        at = n - 1 - d
-        own = p.sizes[at].view(-1, *[1] * n).to(grid.dtype)
-        position = (grid[..., d] + 1) / 2 * (own - 1) if align_corners else ((grid[..., d] + 1) * own - 1) / 2
-        if padding_mode == "reflection":
-            low, high = (0.0, own - 1) if align_corners else (-0.5, own - 0.5)
-            position = reflected(position, low, high)
-        if padding_mode != "zeros":
-            position = position.clamp(min=0).minimum(own - 1)
-        position = position.round() if mode == "nearest" else position
-        ends.append(p.data.shape[at + 2])
-        parts.append((2 * position + 1) / ends[-1] - 1)
     if mode == "bicubic" and padding_mode != "zeros":
         hint = "padding_mode='zeros', or mode='bilinear'"
         raise UnsupportedError(message("grid_sample", "bicubic with zeros", repr(padding_mode), hint=hint))
-    return F.grid_sample(p.data, torch.stack(parts, -1), mode, "zeros", False)
+    p = planes(input, n, "grid_sample", [Span()] * n, "a grid")
+    parts = []
+    for d in range(n):  # the last dim of a grid counts from the last dim of a plane
+        at = n - 1 - d
+        own = p.sizes[at].view(-1, *[1] * n).to(grid.dtype)
+        parts.append(placed(grid[..., d], own, p.data.shape[at + 2], mode, padding_mode, align))
+    return F.grid_sample(p.data, torch.stack(parts, -1), mode, "zeros", align)
+
+
+def placed(grid: Tensor, own: Tensor, longest: int, mode: str, padding_mode: str, align: bool) -> Tensor:
+    """A grid along one dim that counts in the rectangle, of one that counts in each row.
+
+    Positions on an element are kinks, whose slope torch takes from one side. So a grid is scaled, which changes no
+    bit for a row as long as the rectangle, and only what is folded or rounded takes the way through its position.
+    """
+    less = int(align)  # with align_corners a grid counts between the middles of the first and the last element
+    spread = torch.sym_max(longest - less, 1)  # a row of one element has nothing between
+    position = ((grid + 1) * (own - less) - (1 - less)) / 2
+    result = (grid + 1) * ((own - less) / spread) - 1
+
+    def counted(x: Tensor) -> Tensor:
+        return (2 * x + 1 - less) / spread - 1
+
+    if padding_mode == "reflection":
+        low, high = (0.0, own - 1) if align else (-0.5, own - 0.5)
+        folded, kept = reflected(position, low, high), (position > low) & (position < high)
+        position, result = folded, torch.where(kept, result, counted(folded))
+    if mode == "nearest":
+        inside = position if padding_mode == "zeros" else position.clamp(min=0).minimum(own - 1)
+        return counted(inside.round())
+    if padding_mode != "zeros":  # no clamp: torch has no slope on the ends themselves
+        result = torch.where(position < own - 1, result, counted(own - 1))
+        result = torch.where(position > 0, result, counted(torch.zeros_like(own)))
+    return result
 
 
 def reflected(position: Tensor, low: Any, high: Any) -> Tensor:

@@ -32,6 +32,84 @@ def test_thumbnails_of_one_size(kind: int):
     torch.testing.assert_close(module(batches(parts)[kind]), torch.cat([module(row[None]) for row in parts]))
 
 
+SCALED = [(1, "linear"), (2, "bilinear"), (3, "trilinear")]
+OTHERS = [(1, "nearest"), (2, "nearest"), (3, "nearest"), (2, "nearest-exact"), (2, "bicubic"), (2, "area")]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("recompute", [None, False, True])
+@pytest.mark.parametrize(("n", "mode"), SCALED + OTHERS)
+def test_a_scale_that_leaves_or_doubles_some_sizes_is_what_torch_makes_of_each_row(
+    kind: int, recompute: bool | None, n: int, mode: str
+):
+    torch.manual_seed(0)
+    sizes = [(5, 3, 2), (2, 12, 5), (9, 9, 9), (11, 2, 8)]
+    parts = [torch.randn(2, *size[:n]) for size in sizes]
+    x = tdc.pack(parts, ragged_dim=tuple(range(2, 2 + n)))
+    batch = x.to_padded(fill=float("nan")) if kind else x
+    for scales in ((1.1, 1.1, 1.1), (1.1, 2.1, 0.8), (2.3, 2.3, 2.3), (2, 1.1, 1)):
+        given: dict[str, Any] = {"scale_factor": scales[:n], "mode": mode, "recompute_scale_factor": recompute}
+        want = [F.interpolate(row[None], **given)[0] for row in parts]
+        torch.testing.assert_close(list(F.interpolate(batch, **given).unbind()), want)
+
+
+def test_nearest_copies_what_stays_only_where_torch_does():
+    parts = [torch.randn(1, 64, 64), torch.randn(1, 65, 64), torch.randn(1, 6, 200)]
+    out = F.interpolate(tdc.pack(parts, ragged_dim=(2, 3)), scale_factor=1.004)
+    for ours, row in zip(out.unbind(), parts, strict=True):
+        torch.testing.assert_close(ours, F.interpolate(row[None], scale_factor=1.004)[0])
+
+
+def test_a_scale_that_leaves_some_sizes_has_the_gradient_of_each_row():
+    parts = [torch.randn(2, n, m, requires_grad=True) for n, m in ((5, 12), (11, 3))]
+    out = F.interpolate(tdc.pack(parts, ragged_dim=(2, 3)), scale_factor=1.1, mode="bilinear")
+    alone = [F.interpolate(row[None], scale_factor=1.1, mode="bilinear")[0] for row in parts]
+    got = torch.autograd.grad(sum([row.square().sum() for row in out.unbind()]), parts)
+    torch.testing.assert_close(got, torch.autograd.grad(sum([row.square().sum() for row in alone]), parts))
+
+
+@pytest.mark.slow
+def test_one_graph_for_scales_that_leave_some_sizes():
+    step = tdc.compile.counted(lambda x: F.interpolate(x, scale_factor=1.1, mode="bilinear"), backend="aot_eager")
+    for sizes in (((5, 12), (11, 3)), ((4, 4), (9, 8), (13, 2))):
+        parts = [torch.randn(2, *size) for size in sizes]
+        out = step(tdc.pack(parts, ragged_dim=(2, 3)))
+        alone = [F.interpolate(row[None], scale_factor=1.1, mode="bilinear")[0] for row in parts]
+        torch.testing.assert_close(list(out.unbind()), alone)
+    assert (step.counts.graphs, step.counts.compiles) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("align", [True, False])
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+def test_a_grid_has_no_slope_on_the_ends_of_a_row(kind: int, align: bool, padding: str):
+    parts = rows(2)
+    ends = [[(at * 2 + 1) / size - 1 for at in (0, size - 1)] for size in (7, 5, 4, 9, 6)]  # the middles of elements
+    where = [-1.0, 1.0, 0.13, -0.37, 2.57, -3.41, *[end for pair in ends for end in pair]]
+    line = torch.tensor(where, dtype=torch.float64)
+    grid = torch.cartesian_prod(line, line).expand(3, 1, -1, 2).clone().requires_grad_()
+    batch = batches([row.double() for row in parts])[kind]
+    out = F.grid_sample(batch, grid, "bilinear", padding, align)
+    alone = torch.cat([
+        F.grid_sample(row.double()[None], grid[i : i + 1], "bilinear", padding, align) for i, row in enumerate(parts)
+    ])  # fmt: skip
+    torch.testing.assert_close(out, alone)
+    got, want = [torch.autograd.grad(y.square().sum(), grid)[0] for y in (out, alone)]
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_a_grid_of_all_elements_has_the_slopes_of_torch(kind: int, padding: str):
+    parts = [torch.randn(2, 6, 8), torch.randn(2, 6, 8)]
+    for align in (True, False):
+        grid = F.affine_grid(torch.eye(2, 3).expand(2, 2, 3), [2, 1, 6, 8], align_corners=align).requires_grad_()
+        out = F.grid_sample(batches(parts)[kind], grid, "bilinear", padding, align)
+        alone = F.grid_sample(torch.stack(parts), grid, "bilinear", padding, align)
+        got, want = [torch.autograd.grad(y.square().sum(), grid)[0] for y in (out, alone)]
+        torch.testing.assert_close(got, want)
+
+
 def test_a_scale_that_is_whole_reads_no_lengths():
     packed = batches(rows(2))[0]
     out = F.interpolate(packed, scale_factor=2)
@@ -64,6 +142,9 @@ def test_what_resampling_refuses():
         F.interpolate(x)
     with pytest.raises(ShapeError, match=r"tdc.interpolate: expected one number for each of 2 dims, got \(1, 2, 3\)"):
         F.interpolate(x, (1, 2, 3))
+    for scale in (float("inf"), float("nan"), (2, float("inf"))):
+        with pytest.raises(ShapeError, match=r"tdc.interpolate: expected scale_factor above 0 and finite, got \("):
+            F.interpolate(x, scale_factor=scale)
     wrong: Any = "a"
     with pytest.raises(DtypeError, match=r"tdc.interpolate: expected a number, got str"):
         F.interpolate(x, scale_factor=wrong)
