@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
+import pickle
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -111,6 +114,18 @@ def test_bytes_from_a_socket():
     sent = bytearray(len(schema).to_bytes(64, "little") + buffer.numpy().tobytes() + schema)
     body = torch.frombuffer(sent, dtype=torch.uint8)[64 : 64 + buffer.numel()]
     assert same(td, from_buffer(body, bytes(sent[64 + buffer.numel() :])))
+
+
+@pytest.mark.parametrize("one", [lambda td: from_buffer(*to_buffer(td)), TensorDict.share_memory])
+def test_one_piece_of_memory_in_files(one: Callable[[TensorDict], TensorDict]):
+    """torch.save (2.13) takes no memory that several dtypes share; the docs send users to a clone, or a pickle."""
+    td, file = one(every_kind()), io.BytesIO()
+    with pytest.raises(RuntimeError, match="Cannot save multiple tensors or storages that view the same data"):
+        torch.save(td, io.BytesIO())
+    torch.save(td.clone(), file)
+    file.seek(0)
+    for back in (torch.load(file, weights_only=False), pickle.loads(pickle.dumps(td)), copy.deepcopy(td)):
+        assert same(td, back)
 
 
 def test_leaves_compile():
