@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import widened
-from tdc.core.dynamo import hold
+from tdc.core.dynamo import hold, larger
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.rules import define, note_syncs, unsupported
@@ -238,7 +238,7 @@ def placed(grid: Tensor, own: Tensor, longest: int, mode: str, padding_mode: str
     bit for a row as long as the rectangle, and only what is folded or rounded takes the way through its position.
     """
     less = int(align)  # with align_corners a grid counts between the middles of the first and the last element
-    spread = torch.sym_max(longest - less, 1)  # a row of one element has nothing between
+    spread = larger(longest - less, 1)  # a row of one element has nothing between
     position = ((grid + 1) * (own - less) - (1 - less)) / 2
     result = (grid + 1) * ((own - less) / spread) - 1
 
