@@ -170,7 +170,7 @@ def onto(x: NestedTensor, like: NestedTensor, op: Op) -> Tensor:
     return values.index_select(e, index)
 
 
-# -- MaskedBatch: rectangles broadcast as they are
+# -- MaskedBatch: rectangles broadcast
 
 
 def widest_masked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MaskedBatch:

@@ -245,7 +245,7 @@ def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
     if isinstance(x, MaskedBatch):
         if x.ragged_dims != like.ragged_dims or x.ndim != like.ndim:
             return onto_masked(x, like, op)
-        return fitted_masked(op, like, x).data
+        return fitted_masked(op, like, x, fill=1).data  # inside the domain of every function
     return x
 
 

@@ -129,7 +129,8 @@ def steps(mode: str, own: Sequence[Tensor], spans: Sequence[Span]) -> list[Tenso
 
     torch 2.13 forgets the scale where a size happens to stay: the dim is copied. On CPU its linear modes look at each
     dim alone, and so does "nearest" of images of up to 128 rows and columns together, where a size that happens to
-    double repeats each element, too. On other devices linear and cubic modes copy what keeps all its sizes.
+    double repeats each element, too; images with channels innermost, which torch treats so whatever their size, are
+    taken as others. On other devices linear and cubic modes copy what keeps all its sizes.
     """
     if all([isinstance(span.times, int) for span in spans]):  # scales that are whole say what the sizes say
         return [None] * len(own)

@@ -26,7 +26,7 @@ from torch import Tensor
 from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import known, mark_dynamic
+from tdc.core.dynamo import certain, known, mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
@@ -233,16 +233,19 @@ def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
     return row
 
 
-def in_rectangle(x: MaskedBatch, sizes: Sequence[int]) -> MaskedBatch:
-    """A batch with its ragged dims padded to sizes, or cut to them: its examples are at most as large."""
+def in_rectangle(x: MaskedBatch, sizes: Sequence[int], fill: float = 0.0) -> MaskedBatch:
+    """A batch with its ragged dims padded to sizes, or cut to them: its examples are at most as large.
+
+    A graph pads where it does not know that a size stays, and has no guard on that.
+    """
     more = {d: size - x.data.shape[d] for d, size in zip(x.ragged_dims, sizes, strict=True)}
-    if all([known(n == 0) for n in more.values()]):
+    if all([certain(n == 0) for n in more.values()]):
         return x
-    data = F.pad(x.data, [n for d in reversed(range(x.data.ndim)) for n in (0, more.get(d, 0))])
+    data = F.pad(x.data, [n for d in reversed(range(x.data.ndim)) for n in (0, more.get(d, 0))], value=fill)
     return build_masked(data, x.lengths, x.ragged_dims, x.batch_dim)
 
 
-def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch) -> MaskedBatch:
+def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch, fill: float = 0.0) -> MaskedBatch:
     """`b` in a rectangle of the size of `a`: they combine when their lengths are one tensor or equal by value; else a
     StructureError."""
     hint = "build both from one batch, e.g. x.with_data(y)"
@@ -252,7 +255,7 @@ def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch) -> MaskedBatch:
     if a.lengths is not b.lengths:
         text = message(op, "operands of one ragged structure", "rows of different lengths", hint=hint)
         require((a.lengths == b.lengths).all(), text)
-    return in_rectangle(b, [a.data.shape[d] for d in a.ragged_dims])
+    return in_rectangle(b, [a.data.shape[d] for d in a.ragged_dims], fill)
 
 
 def flatten_masked(x: MaskedBatch) -> tuple[list[Any], tuple[Any, ...]]:

@@ -107,8 +107,11 @@ def changed_sizes(x: Ragged, dims: tuple[int, ...], fn: Callable[[Tensor], Tenso
 
 
 def fitted(op: OpName, x: Any, y: Any, hint: str = "") -> Any:
-    """`y`, padded to the size of `x` where both are padded: batches of one container whose examples have the same
-    sizes; else a StructureError, asynchronous on CUDA."""
+    """`y` as it meets `x`: packed as it is, padded in a rectangle of the size of `x`, padded further or cut.
+
+    Raises:
+        StructureError: examples of other sizes; asynchronous on CUDA.
+    """
     if isinstance(x, MaskedBatch):
         return fitted_masked(op, x, y)
     require_same(x.structure, y.structure, op, hint)

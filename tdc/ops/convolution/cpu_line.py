@@ -21,6 +21,7 @@ from tdc.core.dtypes import sum_dtype
 from tdc.ops.convolution.planes import Run, Windows, innermost, of_weight
 
 MOST = 1 << 22
+SMALL = 384  # numbers of an example, in the mean, that an index copies in the time of views of it
 
 
 class Line(NamedTuple):
@@ -35,29 +36,49 @@ class Line(NamedTuple):
 
     def framed(self, x: Tensor) -> Tensor:
         """The line (1, C, 1, T)."""
-        gap = x.new_zeros(self.padding, x.shape[1])
-        return dense(torch.cat([gap, *woven(x[self.x].contiguous().split(self.sizes), [gap] * len(self.sizes))]))
+        return dense(laid(x[self.x], self.sizes, [self.padding] * len(self.sizes), self.padding))
 
     def unframed(self, line: Tensor, out: Tensor) -> None:
         """The other way, into `out`."""
-        parts = rows(line).split([self.padding, *woven(self.sizes, [self.padding] * len(self.sizes))])
-        torch.cat(parts[1::2], out=out[self.x])
+        taken(rows(line), self.sizes, [self.padding] * len(self.sizes), self.padding, out[self.x])
 
     def spread(self, grad: Tensor) -> Tensor:
         """Gradients of all its windows, 0 for those that are left out."""
-        zeros = grad.new_zeros(max(self.between, default=0), grad.shape[1])
-        gaps = [zeros[:n] for n in self.between]
-        return dense(torch.cat(woven(grad[self.out].contiguous().split(self.results), gaps)))
+        return dense(laid(grad[self.out], self.results, self.between, 0))
 
     def gathered(self, line: Tensor, out: Tensor) -> None:
         """The windows that are not left out, into `out`."""
-        torch.cat(rows(line).split(woven(self.results, self.between))[::2], out=out[self.out])
+        taken(rows(line), self.results, self.between, 0, out[self.out])
 
     @property
     def between(self) -> list[int]:
         """How many windows are left out behind each example's, the last one's excepted."""
         steps = [n + self.padding - m for n, m in zip(self.sizes, self.results, strict=True)]
         return [*steps[:-1], 0]
+
+
+def laid(x: Tensor, sizes: list[int], gaps: list[int], first: int) -> Tensor:
+    """Examples of x (N, C) with `first` zeros before them all and a gap of zeros behind each."""
+    if x.numel() < SMALL * len(sizes):
+        line = x.new_zeros(first + sum(sizes) + sum(gaps), x.shape[1])
+        return line.index_copy_(0, positions(sizes, gaps, first), x)
+    zeros = x.new_zeros(max(first, *gaps), x.shape[1])
+    between = {n: zeros[:n] for n in {first, *gaps}}
+    return torch.cat([between[first], *woven(x.contiguous().split(sizes), [between[n] for n in gaps])])
+
+
+def taken(line: Tensor, sizes: list[int], gaps: list[int], first: int, out: Tensor) -> None:
+    """The other way, into `out`."""
+    if out.numel() < SMALL * len(sizes):
+        torch.index_select(line, 0, positions(sizes, gaps, first), out=out)
+    else:
+        torch.cat(line.split([first, *woven(sizes, gaps)])[1::2], out=out)
+
+
+def positions(sizes: list[int], gaps: list[int], first: int) -> Tensor:
+    """Where the examples lie, (N,)."""
+    behind = torch.tensor(gaps)
+    return torch.arange(sum(sizes)) + torch.repeat_interleave(behind.cumsum(0) - behind + first, torch.tensor(sizes))
 
 
 def woven(parts: Sequence[Any], gaps: Sequence[Any]) -> list[Any]:
