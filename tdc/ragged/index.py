@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.dynamo import eager, mark_dynamic
+from tdc.core.dynamo import eager, mark_dynamic, readable
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc.ragged.crop import crop_rows
 from tdc.ragged.index_forms import (
@@ -340,11 +340,11 @@ def slice_masked(x: MaskedBatch, dim: int, part: slice | Span) -> MaskedBatch:
     column = x.ragged_dims.index(dim)
     first, lengths, step = spans(part, x.lengths[:, column])
     alike = part.start is None or (isinstance(part.start, int) and part.start >= 0)
-    stop = part.stop if isinstance(part.stop, int) and (part.stop >= 0 or eager()) else None  # a graph would guard
+    stop = part.stop if isinstance(part.stop, int) and (part.stop >= 0 or readable()) else None  # a graph would guard
     if alike and step > 0:
         data = cut(x.data, dim, slice(part.start, stop, step))
     else:
-        longest = longest_span(part, x.data.shape[dim]) if eager() else None
+        longest = longest_span(part, x.data.shape[dim]) if readable() else None
         count = x.data.shape[dim] if longest is None else longest
         positions = first[:, None] + step * torch.arange(count, device=first.device)
         data = at_each(x, dim, positions)
