@@ -63,13 +63,13 @@ def to_buffer(td: TensorDict) -> tuple[Tensor, bytes]:
     return join([tensors[at] for at in in_order(table, tensors)]), dump(WRITE, table)
 
 
-def in_order(table: Table, places: Iterable[Part]) -> list[Part]:
-    """The places of tensors in the order in which the schema of a table is read.
+def in_order(table: Table, parts: Iterable[Part]) -> list[Part]:
+    """The parts of leaves in the order in which the schema of a table is read.
 
     A table has key paths as they came, so a key of a node may stand far behind the others of that node.
     """
     rank = {keys: i for i, keys in enumerate(table)}
-    return sorted(places, key=lambda at: [rank[at[0][: n + 1]] for n in range(len(at[0]))])  # parts stay as they are
+    return sorted(parts, key=lambda at: [rank[at[0][: n + 1]] for n in range(len(at[0]))])  # parts stay as they are
 
 
 def from_buffer(buffer: Tensor, schema: bytes, *, classes: Iterable[type] = ()) -> TensorDict:

@@ -26,7 +26,7 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message, show_size
 from tdc.ops.attention.cached import cached_rows
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, local_positions, row_ids
-from tdc.ragged.storage import fitted
+from tdc.ragged.structure import require_same
 from tdc.tensordict.tensorclass import TensorClass
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -112,7 +112,7 @@ class KVCache(TensorClass):
             got = f"{describe(key)} and {describe(value)}"
             raise DtypeError(message(op, "keys and values that are both ragged, or neither", got, hint=HINT))
         if isinstance(key, NestedTensor):
-            fitted(op, key, value)
+            require_same(key.structure, value.structure, op)
         rows, at, count = self._targets(key)
         length = self.length + count
         text = message(op, f"at most {self.capacity} positions in a row", "more", hint="allocate with more capacity")

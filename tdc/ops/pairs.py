@@ -25,7 +25,7 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.leafwise import first_of
-from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
+from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import counts_on_host, positions_in, sizes_of, sizes_on_host, structure_of_sizes, total_of
 from tdc.ragged.storage import Ragged, ragged_sizes
@@ -170,7 +170,7 @@ def onto(x: NestedTensor, like: NestedTensor, op: Op) -> Tensor:
     return values.index_select(e, index)
 
 
-# -- MaskedBatch: rectangles broadcast
+# -- MaskedBatch: rectangles broadcast as they are
 
 
 def widest_masked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MaskedBatch:
@@ -190,9 +190,9 @@ def widest_masked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask
 
 
 def onto_masked(x: MaskedBatch, like: MaskedBatch, op: Op) -> Tensor:
-    """`onto` of padded batches, whose data broadcasts in a rectangle of the same sizes."""
+    """`onto` of padded batches, whose data broadcasts as it is."""
     spans_of(op, [like, x], like.ndim)
     at = [like.ragged_dims.index(d + like.ndim - x.ndim) for d in x.ragged_dims]
     text = message(op, "rows of equal sizes where both are ragged", UNEQUAL, hint="build both from one batch")
     require((x.lengths == torch.stack([like.lengths[:, r] for r in at], 1)).all(), text, StructureError)
-    return in_rectangle(x, [like.data.shape[like.ragged_dims[r]] for r in at]).data
+    return x.data

@@ -124,7 +124,7 @@ EAGER: dict[str, Call] = {  # in a graph Dynamo says itself what does not bind, 
     "a float for a dim": (lambda x: tdc.NestedTensor(x["x"], torch.tensor([0, 3]), ragged_dim=1.5), TD, "an int, got"),
     "an argument twice": (lambda x: x.unfold(0, 1, 1, step=1), TD, "unfold: expected one step, got two"),
 }  # fmt: skip
-KNOWN = (torch.unflatten, F.interpolate)  # take more: a batch in place of sizes
+KNOWN = (torch.unflatten, F.interpolate)  # take more: a batch instead of sizes
 
 
 @pytest.mark.parametrize("name", [*CALLS, *EAGER])
