@@ -77,6 +77,8 @@ def expect_at_least(op: OpName, least: int, name: str, *numbers: Any) -> None:
 
 def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:
     """One int, or a tuple or list of ints, as a tuple."""
+    if type(given) is int:
+        return (given,)
     found: Any = given
     ints = tuple(found) if isinstance(given, (tuple, list)) else (found,)
     expect_number(op, *ints, whole=True)

@@ -82,20 +82,20 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Ragged:
 def check_layouts(op: str, xs: list[Any], but: int | None = None) -> None:
     """Ragged batches to be joined have their axes at the same positions, and sizes that are equal but for one dim."""
     first = xs[0]
-    layouts = [(x.ragged_dims, x._batch_dim, x.ndim) for x in xs]
-    if any([z != layouts[0] for z in layouts]):
+    b, ragged, ndim = first._batch_dim, first.ragged_dims, first.ndim
+    if any([(x._batch_dim, x.ragged_dims, x.ndim) != (b, ragged, ndim) for x in xs[1:]]):
         wrong = {f"operand {i}": f"{describe(x)}, batch at dim {x._batch_dim}" for i, x in enumerate(xs)}
         hint = "x.transpose(a, b) or x.unsqueeze(d) where dims lie elsewhere"
         raise StructureError(message(op, "operands of one layout", "several", wrong, hint))
-    skip = (but, first._batch_dim, *first.ragged_dims)
-    sizes = [[n for d, n in enumerate(x.shape) if d not in skip] for x in xs]
+    skip_axes = [axis_of(op, first, d) for d in (b, but, *ragged) if d is not None]
+    sizes = [[n for a, n in enumerate(data_of(x).shape) if a not in skip_axes] for x in xs]
     if any([z != sizes[0] for z in sizes]):
         wrong = {f"operand {i}": describe(x) for i, x in enumerate(xs)}
-        where = " but for the dim they are joined along" if but not in (None, *skip[1:]) else ""
+        where = " but for the dim they are joined along" if but not in (None, b, *ragged) else ""
         raise ShapeError(message(op, f"equal static sizes{where}", "others", wrong, "index or expand them"))
-    counts = [x.batch_size[0] for x in xs]
-    if but != first._batch_dim and any([n != counts[0] for n in counts]):
-        hint = f"along the batch, dim {first._batch_dim}, rows follow rows"
+    counts = [x.batch_size[0] for x in xs] if but != b else []
+    if any([n != counts[0] for n in counts]):
+        hint = f"along the batch, dim {b}, rows follow rows"
         raise StructureError(message(op, "as many rows in each", f"batch sizes {counts}", hint=hint))
 
 

@@ -51,8 +51,8 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
         raise UnsupportedError(message(op, "a static or ragged dim", "the batch", hint="x.to_padded().filled(-inf)"))
     if d not in x.ragged_dims:
         return with_data(x, op(data_of(x), axis_of(op, x, d), dtype=dtype))
-    if isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1:
-        s = x.structure
+    if isinstance(x, NestedTensor) and x._structure.ragged_ndim == 1:
+        s = x._structure
         log = op is torch.log_softmax
         out = rounded_once(lambda v: softmax_of(v, s, log), x.values.movedim(s.packed_dim, 0), dtype)
         return x.with_values(out.movedim(0, s.packed_dim))
@@ -73,7 +73,7 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
 
 def dtype_of(args: tuple[Any, ...], dtype: Any) -> torch.dtype | None:
     """The dtype of a call, by name or by position."""
-    return next((a for a in args if isinstance(a, torch.dtype)), dtype)
+    return next((a for a in args if isinstance(a, torch.dtype)), dtype) if args else dtype
 
 
 def softmin_ragged(input: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Ragged | Tensor:

@@ -108,6 +108,8 @@ def nary_nested(op: Op) -> Op:
     def run(*args: Any, **kwargs: Any) -> NestedTensor:
         like = widest(op, args, kwargs)
         ready = [packed_operand(a, like, op) for a in args]
+        if not kwargs:
+            return build_result(like._structure, op(*ready))
         values = op(*ready, **{k: packed_operand(a, like, op) for k, a in kwargs.items()})
         return build_result(like._structure, values)
 
@@ -131,10 +133,13 @@ def packed_operand(x: Any, like: NestedTensor, op: Op) -> Any:
 
 def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
     """A dense operand in packed form: gathered along the packed axis where it varies with examples or ragged dims."""
-    s, values, given = like.structure, like.values, x
+    s, values, given = like._structure, like._values, x
+    features = x.ndim < values.ndim - s.packed_dim and s.batch_dim <= s.packed_dim  # neither batch nor ragged dim
+    if features and x.shape == values.shape[-x.ndim :]:  # as a bias has it; to ask `fits` takes longer
+        return x
     if x.ndim > like.ndim or not fits(x.shape, like.shape):
         raise unbroadcast(op, like, x)
-    if x.ndim < values.ndim - s.packed_dim and s.batch_dim <= min(s.ragged_dims):
+    if features:
         return x
     x = x.view(*[1] * (like.ndim - x.ndim), *x.shape)
     x = x.movedim(s.batch_dim, 0)

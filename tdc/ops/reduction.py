@@ -34,7 +34,7 @@ from tdc.ragged.innermost import by_example, squares
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import column, lengths_of, own_share, reduce_rows, spread
-from tdc.ragged.storage import Ragged, without_dims
+from tdc.ragged.storage import Ragged, lacking, with_data
 from tdc.ragged.structure import Structure
 
 
@@ -57,6 +57,8 @@ def reduction(
 
 def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:
     """The dims that a reduction is over, counted from the front; all of them for None and for ()."""
+    if type(dim) is int:
+        return (normal_dim(dim, ndim, op),)
     given = () if dim is None else int_tuple(op, dim)
     dims = tuple([normal_dim(d, ndim, op) for d in given or range(ndim)])
     if len(set(dims)) < len(dims):
@@ -95,22 +97,25 @@ def reduce_values(
     op: Op, dense: Op, x: NestedTensor, dims: tuple[int, ...], whole: bool, keepdim: bool, **kwargs: Any
 ) -> Ragged | Tensor:
     """A reduction of the packed values that needs no lengths: over static dims, or over everything of the batch."""
-    s, static = x.structure, static_axes(op, x, dims)
-    out = dense(x.values, dim=(s.packed_dim, *static) if whole else static, keepdim=True, **kwargs)
+    s, static = x._structure, static_axes(op, x, dims)
     if whole:
+        out = dense(x._values, dim=(s.packed_dim, *static), keepdim=True, **kwargs)
         return settle(out.movedim(s.packed_dim, 0), s, dims, keepdim)
-    return without_dims(x, out, () if keepdim else dims)
+    out = dense(x._values, dim=static, keepdim=keepdim, **kwargs)
+    return with_data(x, out) if keepdim else lacking(x, out, dims)
 
 
 def static_axes(op: Op, x: NestedTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
     """The axes of packed values among some dims, without the packed one."""
-    s = x.structure
-    axes = [s.axis(d, x.ndim, op) for d in dims if d not in s.ragged_dims]
-    return tuple([a for a in axes if a is not None])
+    s, ndim, others = x._structure, x.ndim, (x._batch_dim, *x.ragged_dims)
+    axes: list[Any] = [s.axis(d, ndim, op) for d in dims if d not in others]
+    return tuple(axes)
 
 
 def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """One result for each example, `(B, *others)` with size 1 at reduced dims, as a dense tensor of logical dims."""
+    if not keepdim and s.batch_dim == 0 and dims == s.ragged_dims:  # which `out` lacks already
+        return out
     for _ in range(s.ragged_ndim):
         out = out.unsqueeze(s.packed_dim + 1)
     out = out.movedim(0, s.batch_dim)
@@ -127,8 +132,10 @@ def count(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     if not isinstance(x, NestedTensor):
         return x.mask.expand(x.data.shape).sum(dims, keepdim)
     s = x.structure
-    each = math.prod([x.shape[d] for d in dims if d not in s.ragged_dims])
-    return settle(column(lengths_of(s) * each, x.values), s, dims, keepdim)
+    lengths = lengths_of(s)
+    if dims != s.ragged_dims:
+        lengths = lengths * math.prod([x.shape[d] for d in dims if d not in s.ragged_dims])
+    return settle(column(lengths, x.values), s, dims, keepdim)
 
 
 def finite(identity: float, dtype: torch.dtype) -> float:
@@ -167,7 +174,7 @@ def reduced(op: Op, how: str, identity: float, x: Any, dims: tuple[int, ...], ke
         rows = extreme_rows(x.values, s, static, how, identity)
         return settle(rows, s, dims, keepdim)
     values = op(x.values, static, keepdim=True) if static else x.values  # these are the short ones
-    values = values.movedim(s.packed_dim, 0)
+    values = values.movedim(s.packed_dim, 0) if s.packed_dim else values
     if op in (torch.any, torch.all):
         rows = reduce_rows((values != 0).to(torch.uint8), s, how, identity)
         rows = rows if values.dtype == torch.uint8 else rows.bool()

@@ -33,7 +33,7 @@ from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest
-from tdc.ragged.storage import Ragged, sizes_along
+from tdc.ragged.storage import Ragged, axis_of, data_of, sizes_along, with_data
 from tdc.tensordict.tensordict import TensorDict
 
 SIZES = (int, torch.SymInt)
@@ -53,10 +53,12 @@ def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
     """Parts of the given lengths, one after another."""
     if isinstance(x, TensorDict):
         return lift(x, lambda v: v.split(lengths, dim), op="split")
+    own = dim == x._batch_dim
+    if not own and not is_ragged(x, dim):
+        return tuple([with_data(x, data) for data in data_of(x).split(lengths, axis_of("split", x, dim))])
     ends = [0]
     for n in lengths:
         ends.append(ends[-1] + n)
-    own = dim == x._batch_dim
     return tuple([rows_between(x, a, b)(x) if own else part(x, dim, a, b) for a, b in pairwise(ends)])
 
 

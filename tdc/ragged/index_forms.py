@@ -233,23 +233,25 @@ def insert_dims(x: X, parts: list[Any], new: list[int], insert: Callable[[X, int
 def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
     """A slice of every row: where it begins, how many positions it has, and its step. Ends may be tensors."""
     step = step_of(part)
-    zero = torch.zeros_like(lengths)
-    low, high = (zero, lengths) if step > 0 else (zero - 1, lengths - 1)
+    low, high = (0, lengths) if step > 0 else (-1, lengths - 1)
 
-    def end(at: Any, default: Tensor) -> Tensor:
-        if at is None:
-            return default
+    def end(at: Any) -> Tensor:
         if isinstance(at, Tensor):
             check_ends(at, lengths.shape[0])
             at = torch.where(at < 0, at + lengths, at.to(lengths.device))
-        else:
-            at = as_end(at)
-            at = lengths + at if at < 0 else torch.full_like(lengths, at)
-        return torch.minimum(torch.maximum(at, low), high)
+            return torch.minimum(at.clamp(min=low), high)
+        at = as_end(at)
+        return (lengths + at).clamp(min=low) if at < 0 else high.clamp(max=at)
 
-    first, last = end(part.start, low if step > 0 else high), end(part.stop, high if step > 0 else low)
-    distance = last - first if step > 0 else first - last
-    return first, ((distance + abs(step) - 1) // abs(step)).clamp(min=0), step
+    behind = high if step > 0 else torch.full_like(lengths, low)
+    last = behind if part.stop is None else end(part.stop)
+    if part.start is None and step > 0:
+        first, distance = torch.zeros_like(lengths), last
+    else:
+        first = high if part.start is None else end(part.start)
+        distance = (last - first if step > 0 else first - last).clamp(min=0)
+    stride = abs(step)
+    return first, distance if stride == 1 else (distance + stride - 1) // stride, step
 
 
 def slices_of(part: slice | Span, rows: int) -> list[slice]:

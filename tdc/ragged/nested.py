@@ -179,7 +179,7 @@ class NestedTensor(Operations):
     @property
     def shape(self) -> torch.Size:
         """Logical shape. On ragged dims it prints as -1 and equals -1; to compute with it is a ShapeError."""
-        return self.structure.shape(self.values)
+        return self._structure.shape(self._values)
 
     @property
     def _batch_dim(self) -> int:
@@ -189,12 +189,12 @@ class NestedTensor(Operations):
     @property
     def ndim(self) -> int:
         """Number of logical dims, the batch dim among them."""
-        return self.values.ndim + self.structure.ragged_ndim
+        return self._values.ndim + self._structure.ragged_ndim  # type: ignore[no-any-return]  # of a tensor
 
     @property
     def ragged_dims(self) -> tuple[int, ...]:
         """The logical dims that are ragged."""
-        return self.structure.ragged_dims
+        return self._structure.ragged_dims
 
     def numel(self) -> int:
         """Number of real elements."""

@@ -82,12 +82,18 @@ def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Any:
     """A batch of the same lengths with other data, without static dims that have size 1 there."""
     if not dims:
         return with_data(x, data)
-    out, ragged = data.squeeze(tuple([axis_of("squeeze", x, d) for d in dims])), x.ragged_dims
-    batch = x._batch_dim - sum([d < x._batch_dim for d in dims])
+    return lacking(x, data.squeeze(tuple([axis_of("squeeze", x, d) for d in dims])), dims)
+
+
+def lacking(x: Any, data: Tensor, dims: Sequence[int]) -> Any:
+    """A batch of the same lengths with other data, which lacks some static dims of `x`."""
+    batch, ragged = x._batch_dim, x.ragged_dims
+    before, first = [d for d in dims if d < batch], [d for d in dims if d < ragged[0]]
     if isinstance(x, NestedTensor):
-        s = x.structure
-        return build_nested(s.moved(s.packed_dim - sum([d < ragged[0] for d in dims]), batch), out)
-    return build_masked(out, x.lengths, tuple([r - sum([d < r for d in dims]) for r in ragged]), batch)
+        s = x._structure
+        return build_nested(s.moved(s.packed_dim - len(first), batch - len(before)), data)
+    ragged = tuple([r - len([d for d in dims if d < r]) for r in ragged])
+    return build_masked(data, x.lengths, ragged, batch - len(before))
 
 
 def ragged_sizes(x: Ragged) -> Tensor:

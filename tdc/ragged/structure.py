@@ -123,7 +123,8 @@ class Structure(Frozen):
     def shape(self, values: Tensor) -> torch.Size:
         """Logical shape of a packed batch: on ragged dims a `RaggedSize`, which is equal to -1."""
         e = self.packed_dim
-        sizes: list[Any] = [*values.shape[:e], *[RaggedSize() for _ in range(self.ragged_ndim)], *values.shape[e + 1 :]]
+        sizes: list[Any] = list(values.shape)
+        sizes[e : e + 1] = [RaggedSize() for _ in range(self.ragged_ndim)]
         sizes.insert(self.batch_dim, self.batch_size)
         return torch.Size(sizes)
 
