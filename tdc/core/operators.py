@@ -250,5 +250,13 @@ def empty_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> list[
 
 
 refusal: Any = Refusal  # the stubs leave `apply` open
+
+
+def refused_derivative(text: str, out: Tensor, *inputs: Tensor) -> Tensor:
+    """The result of some inputs, whose derivative raises an UnsupportedError of this text."""
+    found: Tensor = refusal.apply(text, 1, out, *inputs)[0]
+    return found
+
+
 LIBRARY.impl("refused", raise_refused, "CompositeExplicitAutograd")
 LIBRARY.impl("refused", empty_refused, "Meta")  # for graphs

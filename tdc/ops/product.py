@@ -1,4 +1,4 @@
-"""Products along ragged dims, and of whole batches.
+"""Products along ragged dims and of whole batches, and running products of tensors.
 
     prod(x, 1)    (B, -1, D) -> (B, D)    1 of an empty example
 
@@ -12,6 +12,7 @@ Invariant: the derivative by an element is the product of the others, zeros, inf
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,10 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import readable, takes_functions, trace_as, trace_with_grad
+from tdc.core.dynamo import in_direction, readable, takes_functions, trace_as, trace_with_grad, under_transform
+from tdc.core.errors import message
 from tdc.core.levels import also_below
+from tdc.core.operators import only_results, refused_derivative
 from tdc.ops.rectangle import rectangle
 from tdc.ops.reduction import reduction, settle, static_axes
 from tdc.ops.segments.operator import serves
@@ -123,7 +126,8 @@ def grad_packed(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
     zeros, odds, zero_sum, rest = [spread(t, s, total) for t in (*sums, product)]
     rest = rest / torch.where(zero, 1, x)
     others = zeros - zero.to(torch.int32)
-    beside = torch.where(others == 1, torch.where(odds > 0, 1, rest) * (zero_sum - nothing), 0)
+    factor = torch.where(odds > 0, 1, torch.nan_to_num(rest))  # 0 times what is too large for the dtype would be NaN
+    beside = torch.where(others == 1, factor * (zero_sum - nothing), 0)
     beside = torch.where(odds > odd.to(torch.int32), math.nan, beside)
     return spread(grad, s, total) * torch.where(others == 0, rest, beside)
 
@@ -137,30 +141,109 @@ def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: 
 
 
 def product(values: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """torch's product, one dim after another, as a constant, times what has its derivatives and is 1 or 0.
-
-    Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data; and a zero in
-    one example changes its formula for all. The product of zeros is their elementary symmetric polynomial: exact up to
-    the second derivative. What alone is not finite, beside zeros, has derivative 0.
-    """
+    """torch's product, one dim after another, with derivatives for graphs, see `derivable`."""
 
     def times(t: Tensor) -> Tensor:
         for d in sorted(dims, reverse=True):
-            t = torch.prod(t, d, keepdim)
+            t = torch.prod(t, d, True)
         return t
 
+    out = derivable(values, times, lambda t: t.sum(dims, True))
+    return out if keepdim else out.squeeze(dims)
+
+
+def cumprod(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """torch's own, but for graphs."""
+    return torch.cumprod(values, dim, dtype=dtype)
+
+
+def cumprod_traced(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """What Dynamo traces for `cumprod`: torch's derivative is a loop over as many elements as the first call has."""
+    values = values if dtype is None else values.to(dtype)
+    if only_results(values) or in_direction() or not (values.is_floating_point() or values.is_complex()):
+        return torch.cumprod(values, dim)
+    if under_transform():
+        return derivable(values, lambda t: t.cumprod(dim), lambda t: t.cumsum(dim))
+    return Running.apply(values, dim)  # type: ignore[no-any-return]  # untyped in torch
+
+
+class Running(torch.autograd.Function):
+    """Products up to each element along a dim. It is for graphs, whose gradients have no derivative."""
+
+    apply: Any  # torch leaves it untyped
+
+    @staticmethod
+    def forward(x: Tensor, dim: int) -> Tensor:
+        return torch.cumprod(x, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.dim = inputs
+        ctx.save_for_backward(x, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        x, out = ctx.saved_tensors
+        return last_gradient(grads[0], x, out, ctx.dim), None
+
+
+def last_gradient(grad: Tensor, x: Tensor, out: Tensor, dim: int) -> Tensor:
+    """`gradient_of_running` whose derivative is refused."""
+    return refused_derivative(SECOND, gradient_of_running(grad, x, out, dim), grad, x)
+
+
+def gradient_of_running(grad: Tensor, x: Tensor, out: Tensor, dim: int) -> Tensor:
+    """The gradient of x, whose running products are `out`, by torch's formula.
+
+    In front of the first zero what is behind an element is divided by it. The gradient of that zero has the products
+    without it, up to the next one, and behind it there is none.
+    """
+
+    def from_each(products: Tensor, within: Tensor) -> Tensor:
+        """Sums from each element on. Where nothing is asked for, as in padding, products may be infinite."""
+        weighted = torch.where(within & (grad != 0), grad * products.conj(), 0)
+        return weighted.flip(dim).cumsum(dim).flip(dim)
+
+    zero = x == 0
+    seen = zero.to(torch.int64).cumsum(dim)
+    front, first = seen == 0, zero & (seen == 1)
+    behind = from_each(out, front) / torch.where(front, x, 1).conj()
+    at_zero = from_each(torch.where(first, 1, x).cumprod(dim), (seen == 1) | (zero & (seen == 2)))
+    return torch.where(front, behind, torch.where(first, at_zero, 0))
+
+
+SECOND = message(
+    "cumprod", "one derivative of a compiled function", "a second one", hint="torch.func.hessian inside, or no compile"
+)
+trace_with_grad(last_gradient)
+trace_as(cumprod, cumprod_traced)
+
+
+def derivable(values: Tensor, times: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> Tensor:
+    """Products as a constant, times what has their derivatives and is 1 or 0.
+
+    Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data; and a zero in
+    one example changes its formula for all. The product of zeros is their elementary symmetric polynomial: exact up to
+    the second derivative. The one element that is not finite, beside zeros, has derivative 0.
+
+    Args:
+        times, total: products of elements, and sums of the same elements; they broadcast against the elements.
+    """
     fixed = values.detach()
     if not (values.is_floating_point() or values.is_complex()):
         return times(fixed)
     zero, odd = fixed == 0, ~fixed.isfinite()
-    still = zero | (odd & zero.any(dims, True) & (odd.sum(dims, True) == 1))
-    scale = torch.where(zero, 1, fixed)
+    count, odds = total(zero.to(torch.int64)), total(odd.to(torch.int64))
+    still = zero | (odd & (count > 0) & (odds == 1))
     ratio = torch.where(still, 1, values) / torch.where(still, 1, fixed)
-    growth = torch.where(odd, 0, torch.log(ratio)).sum(dims, keepdim).exp()
-    zeros, count = torch.where(zero, values, 0), zero.sum(dims, keepdim)
-    once, twice = zeros.sum(dims, keepdim), (zeros * zeros).sum(dims, keepdim)
+    growth = total(torch.where(odd, 0, torch.log(ratio))).exp()
+    zeros = torch.where(zero, values, 0)
+    once, twice = total(zeros), total(zeros * zeros)
     none = torch.where(count == 1, once, torch.where(count == 2, (once * once - twice) / 2, 0))
-    return times(scale) * growth * torch.where(count == 0, 1, none)
+    scale = times(torch.where(zero, 1, fixed))
+    too_large = (count > 0) & (odds == 0)  # for the dtype, where it is not finite: 0 times it would be NaN
+    scale = torch.where(too_large, torch.nan_to_num(scale), scale)
+    return scale * growth * torch.where(count == 0, 1, none) + torch.where(count == 0, 0, times(fixed))
 
 
 reduction(torch.prod, prod_of, dense=prod_dims, several=False, identity=1)

@@ -29,6 +29,7 @@ from tdc.core.typing import Op
 from tdc.ops.along_dim import along_static, named_result, ragged_dim
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, axis_of_example, by_lines, views_along
+from tdc.ops.product import cumprod
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ops.segments.operator import cumextreme_rows, cumprod_rows, cumulative_sum, logcumsumexp_rows, serves
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -97,11 +98,12 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Te
     put behind along the dim `beside`, and one along each other dim that may be empty. So, too, where there is none: of
     no elements torch's `logcumsumexp` has no derivative in a direction (2.13).
     """
+    run = FOR_GRAPHS.get(op, op)
     if values.numel() > 0 if readable() else certain(math.prod(values.shape) > 1):
-        return op(values, axis, **kwargs)
+        return run(values, axis, **kwargs)
     more = [2 if d == beside else int(not certain(n > 0)) for d, n in enumerate(values.shape)]
     padded = F.pad(values, [n for k in reversed(more) for n in (0, k)], value=1)
-    out = op(padded, axis, **kwargs)
+    out = run(padded, axis, **kwargs)
 
     def cut(t: Tensor) -> Tensor:
         for d, k in enumerate(more):
@@ -109,6 +111,11 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Te
         return t
 
     return map_results(out, cut)
+
+
+def of_leaf(op: Op, x: Any, dim: int, **kwargs: Any) -> Any:
+    """A scan of a leaf of a TensorDict, which may be ragged."""
+    return FOR_GRAPHS[op](x, dim, **kwargs) if isinstance(x, Tensor) else op(x, dim, **kwargs)
 
 
 def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor]) -> Ragged:
@@ -195,8 +202,11 @@ RESULTS_ONLY: dict[Op, Op] = {  # where nobody differentiates
     torch.cumprod: partial(up_to_each, cumprod_rows),
     torch.logcumsumexp: partial(up_to_each, logcumsumexp_rows),
 }
+FOR_GRAPHS: dict[Op, Op] = {torch.cumprod: cumprod}  # of which torch's own makes a graph for each size
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
-    along(_op, "dim", "scan", ragged=partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0), default=NEEDED)
+    _ragged = partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0)
+    _run = partial(of_leaf, _op) if _op in FOR_GRAPHS else None
+    along(_op, "dim", "scan", ragged=_ragged, default=NEEDED, run=_run)
 define(torch.trapezoid, "scan", ragged=trapezoid_ragged, aliases=[torch.trapz])
 define(torch.cumulative_trapezoid, "scan", ragged=cumulative_trapezoid_ragged)
 along(torch.diff, "n dim prepend append", "scan", ragged=diff_ragged, default=-1, spread=("prepend", "append"))

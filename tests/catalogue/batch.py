@@ -83,11 +83,7 @@ def tree(*sizes: int, dom: str = "real") -> Callable[[Draw], Dict]:
 def reduced(rule: Rule) -> Iterator[Sample]:
     """Over one batch dim, over all, and where torch takes them over several."""
     dom = DOMAIN.get(rule.name, "real")
-    if rule.name == "cumprod":  # torch's derivative of it makes a graph for each size
-        yield of("dim 0, no gradient", dim=0, dom="constant", modes=("compile",))
-        yield of("dim 0", dim=0, modes=(*LIGHT, "export"))
-    else:
-        yield of("dim 0", dim=0, dom=dom)
+    yield of("dim 0", dim=0, dom=dom)
     yield of("dim -1", dim=-1, modes=LIGHT, dom=dom)
     if rule.name not in NO_KEEPDIM:
         yield of("keepdim", dim=1, keepdim=True, modes=LIGHT, dom=dom)

@@ -114,10 +114,7 @@ def quantiles(rule: Rule) -> Iterator[Sample]:
 
 
 def scan(rule: Rule) -> Iterator[Sample]:
-    cumprod = rule.name == "cumprod"  # torch's derivative of it makes a graph for each size
-    if cumprod:
-        yield each("features", 1, modes=("compile",), dom="constant")
-    yield each("features", 1, modes=(*LIGHT, "export") if cumprod else MODES)
+    yield each("features", 1)
     yield each("features", 2, modes=LIGHT)
     yield each("second", 2, modes=LIGHT)
     yield each("two", 1, modes=PLAIN)

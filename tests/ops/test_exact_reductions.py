@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import tdc
 
@@ -152,6 +153,57 @@ class TestDerivatives:
     def test_products_of_zeros_infinities_and_nan(self, kind: str):
         numbers = itertools.product([0.0, 2.0, math.inf, math.nan], repeat=3)
         alike(lambda x, dim: torch.prod(x, dim), [torch.tensor(r).double() for r in numbers], kind, order=1)
+
+    def test_products_that_are_too_large_beside_a_zero(self, kind: str):
+        numbers = [0.0, 1e200, 1e200], [1e200, 0.0, 1e200], [1e200, 1e200]
+        rows = [torch.tensor(r, dtype=torch.float64, requires_grad=True) for r in numbers]
+        got = batch(rows, kind).prod(1)
+        assert got.tolist() == [0.0, 0.0, math.inf]
+        got.sum().backward()
+        assert rows[0].grad[1:].tolist() == [0.0, 0.0]
+        assert rows[0].grad[0] > 1e300
+
+    def test_running_products_of_zeros_infinities_and_nan_in_a_graph(self, kind: str):
+        """The gradients that torch has eagerly; one graph for all lengths."""
+
+        def run(x: Any) -> torch.Tensor:
+            return (x if kind == "nested" else x.to_padded()).cumprod(1).sum()
+
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(run, backend=counter, fullgraph=True)
+        for size in (3, 2, 4):
+            numbers = [0.0, 2.0, math.nan], [-2.0, math.inf, math.nan]
+            rows = [torch.tensor(r) for some in numbers for r in itertools.product(some, repeat=size)]
+            got, want = [torch.cat(rows).requires_grad_() for _ in range(2)]
+            offsets = torch.arange(0, got.shape[0] + 1, size)
+            compiled(tdc.NestedTensor(got, offsets, max_length=4)).backward()
+            torch.stack([r.cumprod(0) for r in want.split(size)]).sum().backward()
+            torch.testing.assert_close(got.grad, want.grad, equal_nan=True)
+        assert counter.frame_count == 1
+
+    def test_second_derivatives_of_running_products_in_a_graph(self, kind: str):
+        def run(v: torch.Tensor) -> torch.Tensor:
+            x: Any = tdc.NestedTensor(v, offsets, max_length=4)
+            return (x if kind == "nested" else x.to_padded()).cumprod(1).square().sum()
+
+        def alone(v: torch.Tensor) -> torch.Tensor:
+            return v[:4].cumprod(0).square().sum() + v[4:].cumprod(0).square().sum()
+
+        v, offsets = torch.tensor([1.5, 0.0, -2.0, 0.0, 0.0, 3.0]).double(), torch.tensor([0, 4, 6])
+        got = torch.compile(torch.func.hessian(run), backend="aot_eager", fullgraph=True)(v)
+        torch.testing.assert_close(got, torch.autograd.functional.hessian(alone, v))
+
+    def test_a_second_derivative_of_compiled_running_products_is_refused(self, kind: str):
+        def run(x: Any) -> torch.Tensor:
+            return (x if kind == "nested" else x.to_padded()).cumprod(1).sum()
+
+        compiled = torch.compile(run, backend="eager", fullgraph=True)
+        leaf = torch.rand(5, requires_grad=True)
+        x: Any = tdc.NestedTensor(leaf, torch.tensor([0, 2, 5]), max_length=3)
+        (grad,) = torch.autograd.grad(compiled(x), leaf, create_graph=True)
+        with pytest.raises(tdc.UnsupportedError, match="one derivative of a compiled function"):
+            torch.autograd.grad(grad.square().sum(), leaf)
 
     @pytest.mark.parametrize("dims", [1, *[pytest.param(d, marks=pytest.mark.slow) for d in (2, (0, 1, 2))]])
     def test_products_in_a_graph_of_lengths_that_are_data(self, kind: str, dims: Any):

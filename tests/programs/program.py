@@ -29,7 +29,6 @@ LARGEST = 1e6  # values beyond end a program, as do NaN and infinities: then rou
 MANY = 2000  # elements of one example
 UNBACKED = "Could not guard on data-dependent expression"
 GAPS = {  # what torch 2.13 asks of sizes that a graph does not know, as those of a slice, and what it says then
-    "cumprod": "Could not extract specialized integer",  # in the derivative: how long the dim is
     "linear(1,": f"{UNBACKED} Eq(", "matmul(1,": f"{UNBACKED} Eq(",  # in the derivative of one feature: which stride
     "matmul of each (1,": f"{UNBACKED} Eq(",
 }  # fmt: skip
