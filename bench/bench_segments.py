@@ -8,7 +8,8 @@ ragged dim of (B, -1, 64), and some of (B, 64, -1), whose positions lie innermos
     raw       on packed values, with row ids or an index computed beforehand: what one would write by hand
 
 eagerly and compiled, each with the base `padded` of its own mode. Inference runs without autograd; training is forward,
-sum of squares and backward to the values. The limit is on tdc over padded. Of the code that Inductor makes of tdc for
+sum of squares and backward to the values. The limit is on tdc over padded; softmax, means and norms are also held to
+raw, eagerly. Of the code that Inductor makes of tdc for
 two threads the table counts atomic additions, calls of torch's own kernels, and calls of operators of this library;
 `pads` says whether a rectangle is made.
 """
@@ -32,8 +33,9 @@ from bench._timing import Call, Report, arguments, interleaved, own, ratio
 from bench.nested_chain import lengths_for
 from tdc.testing import forbid
 
-B, LONGEST, D, OCCUPANCY, WORDS, K = 64, 512, 64, 0.3, 1000, 8
+B, LONGEST, D, OCCUPANCY, WORDS, K, EPS = 64, 512, 64, 0.3, 1000, 8, 1e-5
 LIMIT = 1.0
+BY_HAND, OVER_RAW = ("softmax", "mean", "layer norm", "norm over positions"), 2.0
 Run = Callable[[Any], Any]
 
 
@@ -98,6 +100,24 @@ def padded_var(g: Given, p: Tensor) -> Tensor:
     return torch.where(g.mask, p - mean, 0).square().sum(1) / (g.lengths - 1)[:, None]
 
 
+def norm_over_positions(x: tdc.NestedTensor) -> tdc.NestedTensor:
+    """Each feature of each example with mean 0 and variance 1."""
+    var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+    return (x - mean) * (var + EPS).rsqrt()
+
+
+def raw_norm(g: Given, v: Tensor) -> Tensor:
+    apart = v - (total(g, v) / g.lengths[:, None])[g.ids]
+    var = total(g, apart.square()) / g.lengths[:, None]
+    return apart * (var + EPS).rsqrt()[g.ids]
+
+
+def padded_norm(g: Given, p: Tensor) -> Tensor:
+    mean = p.sum(1, True) / g.lengths[:, None, None]
+    apart = torch.where(g.mask, p - mean, 0)
+    return apart * (apart.square().sum(1, True) / g.lengths[:, None, None] + EPS).rsqrt()
+
+
 def raw_cumsum(g: Given, v: Tensor) -> Tensor:
     """Of all values, less what stands before the example: not exact, but what one finds by hand."""
     sums = F.pad(v.cumsum(0), (0, 0, 1, 0))
@@ -139,6 +159,8 @@ def operations(g: Given) -> dict[str, Operation]:
             lambda x: x.mean(1), lambda p: fill(p, 0).sum(1) / g.lengths[:, None],
             lambda v: total(g, v) / g.lengths[:, None],
         ),
+        "layer norm": Operation(*[lambda x: F.layer_norm(x, (D,))] * 3),
+        "norm over positions": Operation(norm_over_positions, partial(padded_norm, g), partial(raw_norm, g)),
         "amax": Operation(lambda x: x.amax(1), lambda p: fill(p, low).amax(1), partial(segment, "max", g)),
         "var": Operation(lambda x: x.var(1), partial(padded_var, g), partial(raw_var, g)),
         "logsumexp": Operation(
@@ -259,6 +281,8 @@ def measure(report: Report, name: str, op: Operation, g: Given) -> None:
             times = interleaved(calls, rounds=rounds, burst=0.01, device=report.device)
             report.row(what, times, "padded", **counts)
             report.limit(f"{what}: tdc to padded", ratio(times["tdc"], times["padded"]), LIMIT)
+            if name in BY_HAND and mode == "eager":
+                report.limit(f"{what}: tdc to raw", ratio(times["tdc"], times["raw"]), OVER_RAW)
 
 
 def pads(call: Call) -> str:

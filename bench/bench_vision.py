@@ -27,11 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tdc
-from bench._timing import Report, arguments, in_turns, interleaved, ratio
+from bench._timing import Report, arguments, in_turns, interleaved, ratio, spread
+from tdc.compile import peak_bytes
 
 B, LEAST, MOST = 16, 64, 224
 LIMITS = {0.43: (0.65, 0.8), 0.68: (0.85, 0.95), 0.91: (1.05, 1.1)}  # occupancy: inference, training
-EXACT = 1e-5
+EXACT, MEMORY = 1e-5, 1.0
 LAYER_LIMIT = 0.8
 LAYERS: dict[str, nn.Module] = {
     "conv_transpose2d": nn.ConvTranspose2d(64, 32, 4, 2, 1),
@@ -101,7 +102,7 @@ def sides(occupancy: float) -> list[tuple[int, int]]:
 
 
 def measure(report: Report, depth: int, occupancy: float, rounds: int) -> None:
-    """Inference and training at one occupancy."""
+    """Inference, training and the most bytes alive in it at one occupancy."""
     torch.manual_seed(0)
     images = [torch.randn(3, h, w) for h, w in sides(occupancy)]
     net, packed = resnet(depth).to(report.device), tdc.pack(images, ragged_dim=(2, 3)).to(report.device)
@@ -135,6 +136,10 @@ def measure(report: Report, depth: int, occupancy: float, rounds: int) -> None:
         what = f"ResNet-{depth} {occupancy:.0%} {mode}"
         report.row(what, times, "padded")
         report.limit(f"{what}: tdc to padded", ratio(times["tdc"], times["padded"]), limit)
+    found = {name: peak_bytes(training(runs[name])) for name in ("tdc", "padded")}
+    report.note(f"ResNet-{depth} {occupancy:.0%}: {', '.join([f'{n} {b / 2**20:.0f} MiB' for n, b in found.items()])}")
+    figure = spread([found["tdc"] / found["padded"]])
+    report.limit(f"memory of ResNet-{depth} {occupancy:.0%} training: tdc to padded", figure, MEMORY)
 
 
 def layer(report: Report, name: str, net: nn.Module, parts: list[Tensor], rounds: int) -> None:
