@@ -9,9 +9,8 @@ ragged dim of (B, -1, 64), and some of (B, 64, -1), whose positions lie innermos
 
 eagerly and compiled, each with the base `padded` of its own mode. Inference runs without autograd; training is forward,
 sum of squares and backward to the values. The limit is on tdc over padded; softmax, means and norms are also held to
-raw, eagerly. Of the code that Inductor makes of tdc for
-two threads the table counts atomic additions, calls of torch's own kernels, and calls of operators of this library;
-`pads` says whether a rectangle is made.
+raw, eagerly. Of the code that Inductor makes of tdc for two threads the table counts atomic additions, calls of torch's
+own kernels, and calls of operators of this library; `pads` says whether a rectangle is made.
 """
 
 from __future__ import annotations
@@ -90,14 +89,21 @@ def raw_softmax(g: Given, v: Tensor) -> Tensor:
     return e / total(g, e)[g.ids]
 
 
+def raw_apart(g: Given, v: Tensor) -> Tensor:
+    """How far elements are from the mean of their example."""
+    return v - (total(g, v) / g.lengths[:, None])[g.ids]
+
+
+def padded_apart(g: Given, p: Tensor) -> Tensor:
+    return torch.where(g.mask, p - p.sum(1, True) / g.lengths[:, None, None], 0)
+
+
 def raw_var(g: Given, v: Tensor) -> Tensor:
-    apart = v - (total(g, v) / g.lengths[:, None])[g.ids]
-    return total(g, apart.square()) / (g.lengths - 1)[:, None]
+    return total(g, raw_apart(g, v).square()) / (g.lengths - 1)[:, None]
 
 
 def padded_var(g: Given, p: Tensor) -> Tensor:
-    mean = p.sum(1, True) / g.lengths[:, None, None]
-    return torch.where(g.mask, p - mean, 0).square().sum(1) / (g.lengths - 1)[:, None]
+    return padded_apart(g, p).square().sum(1) / (g.lengths - 1)[:, None]
 
 
 def norm_over_positions(x: tdc.NestedTensor) -> tdc.NestedTensor:
@@ -107,14 +113,13 @@ def norm_over_positions(x: tdc.NestedTensor) -> tdc.NestedTensor:
 
 
 def raw_norm(g: Given, v: Tensor) -> Tensor:
-    apart = v - (total(g, v) / g.lengths[:, None])[g.ids]
+    apart = raw_apart(g, v)
     var = total(g, apart.square()) / g.lengths[:, None]
     return apart * (var + EPS).rsqrt()[g.ids]
 
 
 def padded_norm(g: Given, p: Tensor) -> Tensor:
-    mean = p.sum(1, True) / g.lengths[:, None, None]
-    apart = torch.where(g.mask, p - mean, 0)
+    apart = padded_apart(g, p)
     return apart * (apart.square().sum(1, True) / g.lengths[:, None, None] + EPS).rsqrt()
 
 

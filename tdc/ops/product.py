@@ -164,7 +164,8 @@ def cumprod_traced(values: Tensor, dim: int, *, dtype: torch.dtype | None = None
         return torch.cumprod(values, dim)
     if under_transform():
         return derivable(values, lambda t: t.cumprod(dim), lambda t: t.cumsum(dim))
-    return Running.apply(values, dim)  # type: ignore[no-any-return]  # untyped in torch
+    out: Tensor = Running.apply(values, dim)
+    return out
 
 
 class Running(torch.autograd.Function):

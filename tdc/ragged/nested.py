@@ -189,7 +189,7 @@ class NestedTensor(Operations):
     @property
     def ndim(self) -> int:
         """Number of logical dims, the batch dim among them."""
-        return self._values.ndim + self._structure.ragged_ndim  # type: ignore[no-any-return]  # of a tensor
+        return self._structure.ragged_ndim + self._values.ndim
 
     @property
     def ragged_dims(self) -> tuple[int, ...]:
