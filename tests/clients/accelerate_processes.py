@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
+from processes import leave
 from torch.utils.data import DataLoader
 
 import tdc
@@ -68,5 +69,4 @@ if __name__ == "__main__":
         check(accelerator)
     if rank == "0":
         dispatched(accelerator)
-    accelerator.wait_for_everyone()
-    dist.destroy_process_group()
+    leave()

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from processes import leave
 from stores import same
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -79,4 +80,4 @@ if __name__ == "__main__":
         dcp_save(spread(whole()), path)
     else:
         {"load": load, "differ": differ}[word](path)
-    dist.destroy_process_group()
+    leave()
