@@ -84,7 +84,8 @@ def renamed(op: Op, own: list[inspect.Parameter], count: int, names: tuple[str, 
             named.append((name, theirs if theirs in takes or takes_any else name))
         else:
             raise UnsupportedError(message(op, "arguments that a batch takes", f"{name}=", hint=f"leave out {name}="))
-    return tuple(positional), tuple(named)
+    as_given = not positional and all([name == theirs for name, theirs in named])
+    return None if as_given else (tuple(positional), tuple(named))
 
 
 def form_for(op: Op, count: int, names: tuple[str, ...]) -> tuple[dict[str, str], Form]:

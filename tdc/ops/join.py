@@ -22,7 +22,7 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
-from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.nested import NestedTensor, build_nested, build_result
 from tdc.ragged.segments import (
     columns,
     lengths_on_host,
@@ -34,7 +34,7 @@ from tdc.ragged.segments import (
     tell,
 )
 from tdc.ragged.spans import gather_spans, take_spans
-from tdc.ragged.storage import Ragged, axis_of, data_of, fitted, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, feature_axis, fitted, with_data
 from tdc.ragged.structure import Structure, extent_of
 
 LARGE = 1024  # elements of a row, in the mean, whose copy takes the time of a view of it
@@ -51,6 +51,8 @@ def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Ragged:
     """Along the batch examples follow examples; along the ragged dim or a static one each goes on in its partner."""
+    if (joined := cat_features(tensors, dim)) is not None:
+        return joined
     like: Any = next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
     packs = isinstance(like, NestedTensor)
     xs = same_kind("cat", [as_rows(x, like) for x in tensors], type(like))
@@ -66,6 +68,22 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Ragged:
         hint = "to_packed() first, which can"
         raise UnsupportedError(message("cat", "a batch or static dim", f"ragged dim {d}", hint=hint))
     return cat_ragged(xs) if len(first.ragged_dims) == 1 else cat_lines(xs, first.ragged_dims.index(d))
+
+
+def cat_features(tensors: Sequence[Any], dim: int) -> NestedTensor | None:
+    """`cat` along features of batches that share one structure, eagerly; None for others, and where torch refuses."""
+    first = tensors[0]
+    if (axis := feature_axis(first, dim)) is None:
+        return None
+    s, ndim, values = first._structure, first._values.ndim, []
+    for x in tensors:
+        if type(x) is not NestedTensor or x._structure is not s or x._values.ndim != ndim:
+            return None
+        values.append(x._values)
+    try:
+        return build_result(s, torch.cat(values, axis))
+    except RuntimeError:  # `check_layouts` says what does not fit
+        return None
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Ragged:

@@ -25,8 +25,8 @@ from tdc.ops.positionwise import last_is_static, positionwise
 from tdc.ops.rectangle import repacked
 from tdc.ops.segments.softmax import softmax_of
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged, axis_of, data_of, with_data
+from tdc.ragged.nested import NestedTensor, build_result
+from tdc.ragged.storage import Ragged, axis_of, data_of, feature_axis, with_data
 from tdc.ragged.views import by_channel, by_views
 
 
@@ -46,6 +46,8 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
     In a padded batch an example without real elements becomes 0, not NaN.
     """
     dtype = dtype_of(args, dtype)
+    if (axis := feature_axis(x, dim)) is not None:
+        return build_result(x._structure, op(x._values, axis, dtype=dtype))
     d = normal_dim(given(dim, x.ndim, op), x.ndim, op)
     if d == x._batch_dim:
         raise UnsupportedError(message(op, "a static or ragged dim", "the batch", hint="x.to_padded().filled(-inf)"))

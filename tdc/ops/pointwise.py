@@ -25,7 +25,7 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
-from tdc.core.dynamo import eager, is_zero, known
+from tdc.core.dynamo import eager, is_zero, known, never, trace_as
 from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
 from tdc.core.rules import MODES, define, note_syncs
 from tdc.core.typing import Op
@@ -106,6 +106,8 @@ def frexp(x: Any) -> tuple[Container, ...]:
 
 def nary_nested(op: Op) -> Op:
     def run(*args: Any, **kwargs: Any) -> NestedTensor:
+        if not kwargs and (values := values_beside(args, op)):
+            return build_result(args[0]._structure, op(*values))
         like = widest(op, args, kwargs)
         ready = [packed_operand(a, like, op) for a in args]
         if not kwargs:
@@ -114,6 +116,25 @@ def nary_nested(op: Op) -> Op:
         return build_result(like._structure, values)
 
     return run
+
+
+def values_beside(args: tuple[Any, ...], op: Op) -> list[Any] | None:
+    """What `packed_operand` gives, in one go and eagerly, where each batch shares structure and layout of the first."""
+    like, values = args[0], []
+    if type(like) is not NestedTensor:
+        return None
+    for x in args:
+        if type(x) is not NestedTensor:
+            values.append(x if type(x) in NUMBERS else packed_operand(x, like, op))
+        elif x._structure is like._structure and x._values.ndim == like._values.ndim:
+            values.append(x._values)
+        else:
+            return None
+    return values
+
+
+NUMBERS = (int, float)
+trace_as(values_beside, never)
 
 
 def packed_operand(x: Any, like: NestedTensor, op: Op) -> Any:
@@ -272,12 +293,12 @@ def varies(x: Tensor, like: MaskedBatch) -> bool:
     return any([x.shape[d] != 1 for d in dims if x.ndim >= -d])
 
 
-def where(*args: Any, **kwargs: Any) -> Tensor:
+def where(condition: Any, input: Any = None, other: Any = None) -> Tensor:
     """`torch.where` of three operands; of one it would be `nonzero`, of which rows have different numbers."""
-    if len(args) + len(kwargs) < 3:
+    if input is None or other is None:
         hint = "torch.where(condition, x, y), or masked_select"
         raise UnsupportedError(message("where", "a condition and two values", "a condition alone", hint=hint))
-    return torch.where(*args, **kwargs)
+    return torch.where(condition, input, other)
 
 
 def sgn(x: Any) -> Tensor:

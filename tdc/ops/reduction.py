@@ -32,9 +32,9 @@ from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ragged.innermost import by_example, squares
 from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.segments import column, lengths_of, own_share, reduce_rows, spread
-from tdc.ragged.storage import Ragged, lacking, with_data
+from tdc.ragged.storage import Ragged, feature_axis, lacking, with_data
 from tdc.ragged.structure import Structure
 
 
@@ -70,6 +70,8 @@ def reduce_ragged(
     op: Op, rule: Op, dense: Op, x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Ragged | Tensor:
     """A reduction by `rule` where lengths or padding matter, by `dense` on packed values or static dims where not."""
+    if (axis := feature_axis(x, dim)) is not None:
+        return build_result(x._structure, dense(x._values, dim=(axis,), keepdim=keepdim, **kwargs))
     packed = x._kind == "nested"
     if packed and dim is None and not keepdim:
         return dense(x.values, **kwargs)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from tdc.core.dynamo import trace_as
 from tdc.core.typing import OpName
 from tdc.ragged.masked import MaskedBatch, build_masked, fitted_masked
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -59,6 +60,27 @@ def axis_of(op: OpName, x: Ragged, dim: int) -> int:
     """The axis of the data that a logical dim other than the batch lies on, `dim` counted from the front."""
     axis: Any = x.structure.axis(dim, x.ndim, op) if isinstance(x, NestedTensor) else dim
     return axis
+
+
+def feature_axis(x: Any, dim: Any) -> int | None:
+    """The axis of packed values, counted from the last, that a dim behind the batch and all ragged dims lies on.
+
+    None for other dims and batches, and in graphs: it saves an eager call the steps that any dim takes.
+    """
+    if type(x) is not NestedTensor or type(dim) is not int:
+        return None
+    s, ndim = x._structure, x._values.ndim
+    axis = dim if dim < 0 else dim - ndim - s.ragged_ndim
+    static = ndim + axis
+    return axis if s.packed_dim < static < ndim and s.batch_dim < static + s.ragged_ndim else None
+
+
+def feature_axis_traced(x: Any, dim: Any) -> int | None:
+    """What Dynamo traces in place of `feature_axis`."""
+    return None
+
+
+trace_as(feature_axis, feature_axis_traced)
 
 
 def axis_entries(x: Ragged, entries: list[Any]) -> list[Any]:
