@@ -124,7 +124,7 @@ class Structure(Frozen):
         """Logical shape of a packed batch: on ragged dims a `RaggedSize`, which is equal to -1."""
         e = self.packed_dim
         sizes: list[Any] = list(values.shape)
-        sizes[e : e + 1] = [RaggedSize() for _ in range(self.ragged_ndim)]
+        sizes[e : e + 1] = [RaggedSize()] * self.ragged_ndim
         sizes.insert(self.batch_dim, self.batch_size)
         return torch.Size(sizes)
 
