@@ -85,6 +85,14 @@ def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:
     return ints
 
 
+def shown(n: int) -> str:
+    """A number in the text of an assertion. In a graph, which may serve many, it is called n."""
+    return f"{n}"
+
+
+trace_as(shown, lambda n: "n")
+
+
 def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str = LISTED) -> list[Any]:
     """Several keys as a list, from any iterable; one key alone is refused, with a KeyPathError."""
     if isinstance(keys, (str, bytes)) or not hasattr(keys, "__iter__") or hasattr(keys, "dtype"):

@@ -265,9 +265,10 @@ trace_as(smaller, smaller_traced)
 
 
 def without_vmap(condition: Tensor) -> Tensor:
-    """A condition for all members of a `torch.vmap`, which has no rule for assertions."""
-    while functorch.is_batchedtensor(condition):
-        condition = functorch.get_unwrapped(condition).all()
+    """A condition for all members of a `torch.vmap`, which has no rule for assertions, below the levels of `grad`."""
+    while functorch.is_functorch_wrapped_tensor(condition):
+        mapped, condition = functorch.is_batchedtensor(condition), functorch.get_unwrapped(condition)
+        condition = condition.all() if mapped else condition
     return condition
 
 

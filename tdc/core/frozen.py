@@ -8,11 +8,14 @@ and copying restore the slots without running a constructor.
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from tdc.core.dynamo import trace_as
 from tdc.core.errors import ImmutableError, message
+from tdc.core.typing import Op
 
 T = TypeVar("T")
 untyped: Any = torch  # the stub of `add_safe_globals` leaves types open
@@ -23,11 +26,14 @@ class Frozen:
 
     __slots__ = ()
     _title = ""  # what messages call the class, where `tdc` does not have it by its name
+    _constants: ClassVar[dict[str, str]] = {}  # properties that are dims, and the slots they read
     _settings: ClassVar[dict[str, str]] = {}  # for some names, what to write instead of assigning
     _instead = "build a changed copy: a method that returns a new object, or the constructor"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name, slot in vars(cls).get("_constants", {}).items():
+            trace_as(vars(cls)[name].fget, constant_of(slot))
         untyped.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
         for name, value in list(vars(cls).items()):
             if isinstance(value, property):
@@ -45,6 +51,21 @@ class Frozen:
 
     def __copy__(self) -> Frozen:
         return self
+
+
+def constant_of(slot: str) -> Op:
+    """What Dynamo traces in place of a property that reads dims from a slot: they are constants, and a graph serves
+    them alone.
+
+    An int that differs between calls, and any int under `dynamic=True`, is a symbol otherwise. Of that Dynamo answers
+    `1 in dims` as of any object, so that a graph computed other numbers (2.11-2.13).
+    """
+
+    def read(self: Any) -> Any:
+        found = getattr(self, slot)
+        return tuple([index(d) for d in found]) if isinstance(found, tuple) else index(found)
+
+    return read
 
 
 def read_only(name: str, prop: property) -> property:

@@ -152,6 +152,7 @@ def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
         return applied(eager_function, *args)
 
     def run_traced(*args: Any) -> Any:
+        [isinstance(a, float) for a in args]  # Dynamo makes the symbol of a number where it meets it: not in `apply`
         return plain.forward(*args) if under_transform() else plain.apply(*args)
 
     trace_as(run, run_traced)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.arguments import int_tuple, normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.dynamo import is_zero, known
 from tdc.core.errors import ShapeError, StructureError, describe, message
@@ -241,7 +241,8 @@ def with_factors(x: Ragged, d: int, sizes: tuple[int, ...]) -> Ragged:
     k = sizes.index(-1)
     lead, tail, step = sizes[:k], sizes[k + 1 :], -math.prod(sizes)
     before, lengths = math.prod(lead), sizes_along(x, d)
-    text = message("unflatten", f"lengths that {step} divides", "another one", hint="F.pad, or x[:, :n], before it")
+    hint = "F.pad, or x[:, :n], before it"
+    text = message("unflatten", f"lengths that {shown(step)} divides", "another one", hint=hint)
     require((lengths % step == 0).all(), text, ShapeError)
     batch = x._batch_dim + (len(sizes) - 1) * (d < x._batch_dim)
     if isinstance(x, NestedTensor):

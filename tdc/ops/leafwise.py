@@ -149,7 +149,7 @@ def column(x: Any, like: TensorDict, op: Op) -> list[Any]:
         k = len(like._size)
         wide = {n: x.view(*x.shape, *[1] * (n - k)) for n in {v.ndim for v in leaves.values()}}
         return [wide[v.ndim] for v in leaves.values()]
-    if hasattr(x, "__array__") and not isinstance(x, Tensor):  # numpy's, which Dynamo hands on as they are
+    if not isinstance(x, (Tensor, int, float)) and hasattr(x, "__array__"):  # of numpy, as Dynamo hands it on
         array = torch.as_tensor(x)
         check_broadcast(array, like._size, op)
         return column(array, like, op)

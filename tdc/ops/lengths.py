@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import expect_at_least, expect_number, normal_dim
+from tdc.core.arguments import expect_at_least, expect_number, normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs
@@ -167,7 +167,7 @@ def pad_rectangle(x: Any, found: list[tuple[int, int, int]], mode: str, value: f
 def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Ragged:
     """Rows, positions of static dims, or the elements of each row several times. Without a dim rows are flattened."""
     op, times = torch.repeat_interleave, repeats
-    if getattr(repeats, "dtype", torch.int64) not in (torch.int32, torch.int64):
+    if not isinstance(repeats, int) and getattr(repeats, "dtype", torch.int64) not in (torch.int32, torch.int64):
         raise DtypeError(message(op, "int32 or int64 repeats", describe(repeats), hint="repeats.long()"))
     if isinstance(repeats, Tensor):
         times = int(repeats) if repeats.numel() == 1 and repeats.ndim < 2 else repeats
@@ -217,7 +217,7 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
     if d not in x.ragged_dims:
         return with_data(x, data_of(x).unfold(axis, size, step))
     hint = "drop short rows first: x = x[x.lengths >= size]"
-    text = message(op, f"rows of at least {size} positions", "a shorter row", hint=hint)
+    text = message(op, f"rows of at least {shown(size)} positions", "a shorter row", hint=hint)
     require((sizes_along(x, d) >= size).all(), text)
 
     def windows(n: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def pixels(op: Op, input: Any, factor: int) -> Ragged:
             expected = f"a number of channels that {factor} * {factor} divides"
             raise ShapeError(message(op, expected, f"{data.shape[1]}", hint="F.pad, or x[:, :n]"))
         return with_sizes(shuffled(data, factor), x, sizes * factor, x.ragged_dims, total * times)
-    text = message(op, f"heights and widths that {factor} divides", "others", hint="F.pad, or x[..., :n]")
+    text = message(op, f"heights and widths that {shown(factor)} divides", "others", hint="F.pad, or x[..., :n]")
     if any([data.shape[d] % factor for d in (2, 3) if d not in x.ragged_dims]):
         raise ShapeError(text)
     require((sizes % factor == 0).all(), text, ShapeError)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, ShapeError, describe, message
@@ -77,10 +77,10 @@ def check_lengths(op: Op, k: int, x: Any, dim: int) -> None:
         r = x.ragged_dims.index(d)
         lengths = ragged_sizes(x)[:, r]
         name = "x.lengths" if packed and len(x.ragged_dims) == 1 else f"x.{'sizes' if packed else 'lengths'}[:, {r}]"
-        hint = f"drop short rows first: x = x[{name} >= {k}]"
+        hint = f"drop short rows first: x = x[{name} >= {shown(k)}]"
     else:
         lengths, hint = x.mask.sum(d), "of a dim within each row, or x.filled(value) first"
-    text = message(op, f"at least {k} elements in each row", "a shorter row", hint=hint)
+    text = message(op, f"at least {shown(k)} elements in each row", "a shorter row", hint=hint)
     require((lengths >= k).all(), text, ShapeError)
 
 

@@ -34,8 +34,8 @@ from tdc.ops.spatial import (
     Sizes,
     Span,
     beside,
-    each,
     filled,
+    fixed,
     kernel_text,
     measured,
     plane_positions,
@@ -73,9 +73,9 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Results:  # fmt: skip
         spans = window(op, n, kernel_size, stride, padding, dilation, ceil_mode)
-        m = measured(input, n, op, spans, kernel_text(each(kernel_size, n, op)))
+        m = measured(input, n, op, spans, kernel_text(fixed(kernel_size, n, op)))
         wanted = indexed or return_indices
-        args: list[Any] = [each(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
+        args: list[Any] = [fixed(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
         if halves(args[0], args[2]) and on_rows(m.source) and (not wanted or in_order(m)):
             rows = plane_rows(m, spans)
             given = [rows.ordered(numbers) for numbers in args]
@@ -136,9 +136,9 @@ def avg_pool(op: Op, n: int) -> Op:
             expect_number(op, divisor_override, whole=True)
             if divisor_override == 0:
                 raise ShapeError(message(op, "a divisor_override other than 0", "0", hint="None divides by the window"))
-        kernel = each(kernel_size, n, op)
+        kernel = fixed(kernel_size, n, op)
         m = measured(input, n, op, spans, kernel_text(kernel))
-        steps, pads = each(steps_of(kernel_size, stride), n, op), each(padding, n, op)
+        steps, pads = fixed(steps_of(kernel_size, stride), n, op), fixed(padding, n, op)
         if halves(kernel, pads) and on_rows(m.source, integers=False):
             rows = plane_rows(m, spans)
             given = [rows.ordered(numbers) for numbers in (kernel, steps, pads)]
@@ -186,7 +186,8 @@ def lp_pool(op: Op, n: int) -> Op:
 
     def rule(input: Any, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Results:
         out = average(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
-        return (torch.sign(out) * torch.relu(torch.abs(out)) * math.prod(each(kernel_size, n, op))).pow(1.0 / norm_type)
+        area = math.prod(fixed(kernel_size, n, op))
+        return (torch.sign(out) * torch.relu(torch.abs(out)) * area).pow(1.0 / norm_type)
 
     return rule
 
@@ -207,10 +208,10 @@ def max_unpool(op: Op, n: int) -> Op:
         columns = zip(*reach(op, n, kernel_size=kernel_size, stride=steps, padding=padding), strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
         if isinstance(input, NestedTensor) and input.device.type == "cpu":
-            m, where = [measured(x, n, op, spans, kernel_text(each(kernel_size, n, op))) for x in (input, indices)]
+            m, where = [measured(x, n, op, spans, kernel_text(fixed(kernel_size, n, op))) for x in (input, indices)]
             if in_order(m):
                 return scattered_rows(op, m, where, spans)
-        p, index = [planes(x, n, op, spans, kernel_text(each(kernel_size, n, op))) for x in (input, indices)]
+        p, index = [planes(x, n, op, spans, kernel_text(fixed(kernel_size, n, op))) for x in (input, indices)]
         return resized(p, scattered(op, p, index.data, spans), spans)
 
     return rule

@@ -144,7 +144,7 @@ def finite(identity: float, dtype: torch.dtype) -> float:
     """The identity in a dtype: the extreme integer or truth value where there is no infinity."""
     if dtype == torch.bool:
         return identity > 0
-    if not math.isinf(identity) or dtype.is_floating_point or dtype.is_complex:
+    if dtype.is_floating_point or dtype.is_complex or abs(identity) != math.inf:
         return identity
     return torch.iinfo(dtype).max if identity > 0 else torch.iinfo(dtype).min
 

@@ -29,7 +29,7 @@ from tdc.core.ragged_size import RaggedSize
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.ops.adaptive_pool import averaged, bins, taken
 from tdc.ops.rectangle import repacked, with_sizes
-from tdc.ops.spatial import Span, each, kernel_text, measured, planes, reach, resized, spatial
+from tdc.ops.spatial import Span, each, fixed, kernel_text, measured, planes, reach, resized, spatial
 from tdc.ragged.storage import Ragged, is_ragged
 
 Taps = list[tuple[Tensor, Tensor | None]]
@@ -273,7 +273,7 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
     given = reach("unfold", 2, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
     columns = zip(*given, strict=True)
     spans = [Span(1, 2 * pad - d * (k - 1) - 1 + s, s) for k, d, pad, s in columns]
-    p = planes(input, 2, "unfold", spans, kernel_text(each(kernel_size, 2, "unfold")))
+    p = planes(input, 2, "unfold", spans, kernel_text(fixed(kernel_size, 2, "unfold")))
     width = (p.data.shape[3] + spans[1].add) // spans[1].by
     blocks = F.unfold(p.data, kernel_size, dilation, padding, stride)
     hold(blocks.shape[2] != 0)  # what the derivative asks

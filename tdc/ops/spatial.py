@@ -18,6 +18,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
@@ -189,7 +190,7 @@ def own_sizes(
     return tuple(own)
 
 
-def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: float = 0.0) -> Planes:
+def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: float = 0) -> Planes:
     """A batch of n dims with neighbours as a rectangle.
 
     Args:
@@ -198,7 +199,7 @@ def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: f
     return filled(measured(x, n, op, spans, what), spans, fill)
 
 
-def filled(m: Sizes, spans: Sequence[Span], fill: float = 0.0) -> Planes:
+def filled(m: Sizes, spans: Sequence[Span], fill: float = 0) -> Planes:
     """The rectangle of a batch that is `measured`; one of no rows is as large as its operation wants it."""
     value = finite(fill, m.source.dtype)
     data = rectangle(m.source, value, tuple([m.widest[d] for d in m.ragged]))
@@ -306,11 +307,16 @@ def each(value: Any, n: int, op: OpName) -> tuple[int, ...]:
     return given * n if len(given) == 1 else given
 
 
+def fixed(value: Any, n: int, op: OpName) -> tuple[int, ...]:
+    """`each` of ints that a graph takes as constants, as it does the dims of a batch: what windows are made of."""
+    return tuple([index(v) if isinstance(v, int) else v for v in each(value, n, op)])
+
+
 def reach(op: OpName, n: int, **given: Any) -> list[tuple[int, ...]]:
     """Sizes and steps of windows, an int of at least 1 for each of n dims, and what is put around, 0 or more."""
     found = []
     for name, value in given.items():
-        numbers = each(value, n, op)
+        numbers = fixed(value, n, op)
         expect_at_least(op, 0 if name.endswith("padding") else 1, name, *numbers)
         found.append(numbers)
     return found
@@ -318,7 +324,7 @@ def reach(op: OpName, n: int, **given: Any) -> list[tuple[int, ...]]:
 
 def kernel_text(kernel: Any) -> str:
     """A kernel's sizes, for errors."""
-    return f"a kernel of {' x '.join([f'{k}' for k in kernel])}"
+    return f"a kernel of {' x '.join([f'{index(k)}' for k in kernel])}"
 
 
 def spatial(op: Op, impl: Op, n: int | None, family: str, *aliases: Op) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.dynamo import larger, smaller, trace_as
 from tdc.core.errors import ShapeError, describe, message
@@ -68,7 +68,7 @@ def split(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
     if not is_ragged(x, d):
         return apart(x, d, part_lengths(given, x.shape[d]))
     if isinstance(given, (list, tuple)):
-        text = message("split", f"rows of length {sum(given)}", "others", hint="x.tensor_split(positions, dim)")
+        text = message("split", f"rows of length {shown(sum(given))}", "others", hint="x.tensor_split(positions, dim)")
         require((sizes_along(x, d) == sum(given)).all(), text, ShapeError)
         return apart(x, d, part_lengths(given, sum(given)))
     column = x.ragged_dims.index(d)
@@ -137,7 +137,7 @@ def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> t
         raise ShapeError(message(op, f"at least {need} {what}", f"{x.ndim}", hint=hint))
     if isinstance(given, int) and given > 0:
         if is_ragged(x, d):
-            text = message(op, f"rows whose lengths {given} divides", "others", hint=hint)
+            text = message(op, f"rows whose lengths {shown(given)} divides", "others", hint=hint)
             require((sizes_along(x, d) % given == 0).all(), text, ShapeError)
         elif x.shape[d] % given:
             raise ShapeError(message(op, f"a number of parts that divides {x.shape[d]}", f"{given}", hint=hint))

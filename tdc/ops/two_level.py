@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.arguments import int_tuple, normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import known
@@ -181,8 +181,8 @@ def along(op: Op) -> Op:
 def check_inner_lengths(op: Op, x: TwoLevelTensor, k: Any, dim: int) -> None:
     """A ShapeError unless every inner example has `k` elements: at once on CPU, asynchronously on CUDA."""
     sizes = x._values.sizes[:, x._values.ragged_dims.index(dim)]
-    hint = f"drop short ones first: x = x[x.inner_lengths >= {k}]"
-    text = message(op, f"at least {k} elements in each inner example", "fewer", hint=hint)
+    hint = f"drop short ones first: x = x[x.inner_lengths >= {shown(k)}]"
+    text = message(op, f"at least {shown(k)} elements in each inner example", "fewer", hint=hint)
     require((sizes >= k).all(), text, ShapeError)
 
 

@@ -42,7 +42,7 @@ def norm_of(x: Any, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any
     if ord == 0:  # a number has this norm with its derivative, which is 0
         each = torch.linalg.vector_norm(data_of(x).unsqueeze(-1), 0, -1)
         return widened(with_data(x, each)).sum(dims, keepdim).to(out)
-    if math.isinf(ord):  # with NaN there is no derivative: torch's is 0
+    if abs(ord) == math.inf:  # with NaN there is no derivative: torch's is 0
         nan = size != size
         found = size.masked_fill(nan, 0 if ord > 0 else math.inf)
         found = found.amax(dims, keepdim).clamp(min=0) if ord > 0 else filled(found, math.inf).amin(dims, keepdim)

@@ -72,7 +72,8 @@ class MaskedBatch(Operations):
         The padded batch with `src_key_padding_mask` of `torch.nn.TransformerEncoder`; True means valid here.
     """
 
-    __slots__ = ("__weakref__", "_batch_dim", "_data", "_lengths", "_ragged_dims")
+    __slots__ = ("__weakref__", "_batch", "_data", "_lengths", "_ragged")
+    _constants: ClassVar = {"ragged_dims": "_ragged", "batch_dim": "_batch"}
     _kind = "masked"
     _instead = "x.with_data(data), or torch.where(mask, new, x)"
     _settings: ClassVar = {"lengths": "tdc.MaskedBatch(x.data, lengths)", "requires_grad": "x.requires_grad_()"}
@@ -80,8 +81,8 @@ class MaskedBatch(Operations):
 
     _data: Tensor
     _lengths: Any  # a Tensor, some methods of which torch leaves untyped
-    _ragged_dims: tuple[int, ...]
-    _batch_dim: int
+    _ragged: tuple[int, ...]
+    _batch: int
 
     def __init__(self, data: Tensor, lengths: Tensor, *, ragged_dims: Dims = 1) -> None:
         dims = int_tuple("MaskedBatch", ragged_dims)
@@ -122,12 +123,14 @@ class MaskedBatch(Operations):
     @property
     def ragged_dims(self) -> tuple[int, ...]:
         """The dims that are padded."""
-        return self._ragged_dims
+        return self._ragged
 
     @property
     def batch_dim(self) -> int:
         """The batch dim: 0, except between transposes of a stock module."""
-        return self._batch_dim
+        return self._batch
+
+    _batch_dim = batch_dim
 
     @property
     def mask(self) -> Tensor:
@@ -148,11 +151,11 @@ class MaskedBatch(Operations):
         Raises:
             ShapeError: the data has not.
         """
-        b, old = self._batch_dim, self._data.shape
-        lacks = data.ndim <= max(b, *self._ragged_dims) or known(data.shape[b] != old[b])
-        if lacks or any([known(data.shape[d] < old[d]) for d in self._ragged_dims]):
+        b, ragged, old = self.batch_dim, self.ragged_dims, self._data.shape
+        lacks = data.ndim <= max(b, *ragged) or known(data.shape[b] != old[b])
+        if lacks or any([known(data.shape[d] < old[d]) for d in ragged]):
             raise other_size("with_data", self._data, data)
-        return build_masked(data, self._lengths, self._ragged_dims, self._batch_dim)
+        return build_masked(data, self._lengths, ragged, b)
 
     @property
     def batch_size(self) -> torch.Size:
@@ -213,8 +216,8 @@ def set_fields(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, 
     """Write the slots of a new MaskedBatch."""
     x._data = data
     x._lengths = lengths
-    x._ragged_dims = ragged_dims
-    x._batch_dim = batch_dim
+    x._ragged = ragged_dims
+    x._batch = batch_dim
     return x
 
 
@@ -233,7 +236,7 @@ def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
     return row
 
 
-def in_rectangle(x: MaskedBatch, sizes: Sequence[int], fill: float = 0.0) -> MaskedBatch:
+def in_rectangle(x: MaskedBatch, sizes: Sequence[int], fill: float = 0) -> MaskedBatch:
     """A batch with its ragged dims padded to sizes, or cut to them: its examples are at most as large.
 
     A graph pads where it does not know that a size stays, and has no guard on that.
@@ -245,7 +248,7 @@ def in_rectangle(x: MaskedBatch, sizes: Sequence[int], fill: float = 0.0) -> Mas
     return build_masked(data, x.lengths, x.ragged_dims, x.batch_dim)
 
 
-def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch, fill: float = 0.0) -> MaskedBatch:
+def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch, fill: float = 0) -> MaskedBatch:
     """`b` in a rectangle of the size of `a`: they combine when their lengths are one tensor or equal by value; else a
     StructureError."""
     hint = "build both from one batch, e.g. x.with_data(y)"

@@ -168,7 +168,7 @@ def valid_mask(sizes: Tensor, padded: tuple[int, ...]) -> Tensor:
     return valid
 
 
-def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float = 0.0, cut: bool = False) -> Tensor:
+def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float = 0, cut: bool = False) -> Tensor:
     """Packed to padded: (N, *D) -> (B, *padded, *D), `fill` where there is nothing.
 
     Args:

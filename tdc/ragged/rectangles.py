@@ -141,7 +141,7 @@ def largest(sizes: Sequence[Size]) -> Size:
     return tuple([max(column) for column in zip(*sizes, strict=True)])
 
 
-def to_rectangles(values: Tensor, s: Structure, r: Rectangles, fill: float = 0.0) -> list[Tensor]:
+def to_rectangles(values: Tensor, s: Structure, r: Rectangles, fill: float = 0) -> list[Tensor]:
     """Packed to rectangles: (N, *D) -> (E, *P, *D) for each, `fill` where there is nothing."""
     if r.positions != values.shape[0]:
         announce("padding", "to_rectangles")

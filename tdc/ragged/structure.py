@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, ClassVar, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
@@ -64,14 +64,15 @@ class Structure(Frozen):
     It is read far more often than built, so its slots are public, and `__setattr__` refuses to change them.
     """
 
-    __slots__ = ("_memo", "batch_dim", "extent", "offsets", "packed_dim", "ragged_ndim", "shapes")
+    __slots__ = ("_batch_dim", "_memo", "_packed_dim", "_ragged_ndim", "extent", "offsets", "shapes")
+    _constants: ClassVar = {name: f"_{name}" for name in ("packed_dim", "batch_dim", "ragged_ndim")}
 
     offsets: Tensor
     shapes: Tensor | None
     extent: Tensor | None
-    packed_dim: int
-    batch_dim: int
-    ragged_ndim: int
+    _packed_dim: int
+    _batch_dim: int
+    _ragged_ndim: int
     _memo: dict[str, Any]  # what `once` keeps; unset until it keeps something
 
     def __init__(
@@ -82,9 +83,9 @@ class Structure(Frozen):
         put(self, "offsets", offsets)
         put(self, "shapes", shapes)
         put(self, "extent", extent)
-        put(self, "packed_dim", packed_dim)
-        put(self, "batch_dim", batch_dim)
-        put(self, "ragged_ndim", ragged_ndim)
+        put(self, "_packed_dim", packed_dim)
+        put(self, "_batch_dim", batch_dim)
+        put(self, "_ragged_ndim", ragged_ndim)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise immutable(self, f"`x.{name} = {type(value).__name__}`")
@@ -94,6 +95,21 @@ class Structure(Frozen):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return restore, (Structure, {name: getattr(self, name) for name in fields(Structure) if name != "_memo"})
+
+    @property
+    def packed_dim(self) -> int:
+        """The axis of values along which examples lie."""
+        return self._packed_dim
+
+    @property
+    def batch_dim(self) -> int:
+        """The logical dim of the batch."""
+        return self._batch_dim
+
+    @property
+    def ragged_ndim(self) -> int:
+        """Number of ragged dims, R."""
+        return self._ragged_ndim
 
     @property
     def batch_size(self) -> int:
