@@ -229,3 +229,26 @@ def test_a_scan_of_no_elements(name: str, rows: int):
     with forward_ad.dual_level():
         out = OPS[name][0](x.with_values(forward_ad.make_dual(x.values, x.values)))
         assert forward_ad.unpack_dual(out.values).tangent.shape == (0, 3)
+
+
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(f)),
+    "vmap of jvp": lambda f: torch.func.vmap(lambda s: torch.func.jvp(f, (s,), (torch.ones_like(s),))[1]),
+    "vmap of vmap of grad": lambda f: torch.func.vmap(torch.func.vmap(torch.func.grad(f))),
+    "grad of vmap": lambda f: torch.func.grad(lambda s: torch.func.vmap(f)(s).sum()),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_assertions_below_several_transforms(name: str):
+    """`gather` asserts that positions are inside; a member of `vmap` that `grad` follows hid that they are."""
+    x = tdc.pack([torch.tensor([1.0, 3.0, 2.0]), torch.tensor([5.0, 4.0])])
+
+    def best(s: Tensor, beyond: int = 0) -> Tensor:
+        y = x * s
+        return y.gather(1, y.argmax(1, keepdim=True) + beyond).sum()
+
+    of = torch.ones(3, 2) if "of vmap of" in name else torch.ones(2)
+    torch.testing.assert_close(TRANSFORMS[name](best)(of), torch.full_like(of, 8.0))
+    with pytest.raises(tdc.IndexingError, match="expected positions inside each example"):
+        TRANSFORMS[name](partial(best, beyond=2))(of)
