@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import HALF, refuse_integers, rounded_once
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import known, trace_as
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op, OpName
@@ -98,6 +98,8 @@ def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> 
     if probable or reduction == "none":
         loss = op(logits, labels, reduction="none", **given)
         return reduced(op, with_data(classes, loss) if reduction == "none" else as_batch(loss, classes), reduction)
+    if not known(labels.numel() != 0):  # of vectors torch does not ask whether there are any
+        logits, labels = logits.movedim(1, -1).flatten(0, -2), labels.flatten()
     return op(logits, labels, reduction=reduction, **given)
 
 
@@ -165,7 +167,10 @@ def operand(op: Op, a: Any, like: Any, fill: float) -> Any:
         if wider or a.ndim > like.ndim or not fits(a.shape, like.data.shape):
             raise unbroadcast(op, like, a)
     data = padded_operand(a, like, op)
-    return torch.where(like.mask, data, fill).to(data.dtype) if isinstance(data, Tensor) else data
+    if not isinstance(data, Tensor):
+        return data
+    own = data.dtype if data.ndim else torch.result_type(like.data, data)  # as one number it widens no dtype
+    return torch.where(like.mask, data, fill).to(own)
 
 
 def reduced(op: Op, loss: Any, reduction: str) -> Ragged | Tensor:

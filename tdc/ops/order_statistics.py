@@ -26,6 +26,7 @@ from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, at, is_static, order_of, picked, position_at, reduce_along, segments_of
 from tdc.ops.batch import along
 from tdc.ops.extremes import extreme_position
+from tdc.ops.join import stack
 from tdc.ops.scan import scanned
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, ragged_sizes
@@ -121,7 +122,9 @@ def nothing(values: Tensor) -> float:
 
 def median_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     """`median` and `nanmedian`."""
-    return reduce_along(op, partial(ranked, op, partial(median_rank, op is torch.nanmedian)), x, dim, keepdim, None)
+    run = partial(ranked, op, partial(median_rank, op is torch.nanmedian))
+    dense = lambda v, axis: op(v.contiguous(), axis, True)  # noqa: E731 - of an expanded dim torch reads other memory
+    return reduce_along(op, run, x, dim, keepdim, dense)
 
 
 def mode_ragged(x: Any, dim: int = -1, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
@@ -181,7 +184,9 @@ def quantile_ragged(
         return op(values, each, axis, True, interpolation=interpolation).unbind(0)
 
     found = reduce_along(op, partial(each_quantile, op, each, interpolation), x, dim, keepdim, dense)
-    return torch.stack(found) if qs.ndim else found[0]
+    if qs.ndim == 0:
+        return found[0]
+    return torch.stack(found) if isinstance(found[0], Tensor) else stack(found)  # Dynamo hands no tuple of batches on
 
 
 def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim: bool) -> tuple[Tensor, ...]:

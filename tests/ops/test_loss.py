@@ -325,3 +325,11 @@ def test_labels_end_at_the_first_negative_one_in_a_graph(kind: str, reduction: s
     torch.testing.assert_close(found, want)
     found.sum().backward()
     torch.testing.assert_close(torch.cat(list(x.grad.unbind())), alone(torch.ones_like(want))[0])
+
+
+@pytest.mark.parametrize("loss", [F.kl_div, F.poisson_nll_loss])
+def test_a_number_as_a_tensor_widens_no_dtype(loss: Any):
+    x = tdc.pack([torch.rand(2).half(), torch.rand(3).half()])
+    for y in (x, x.to_padded()):
+        for operands in ((y, torch.tensor(0.5)), (torch.tensor(0.5), y)):
+            assert loss(*operands, reduction="none").dtype is torch.float16

@@ -342,3 +342,12 @@ def test_a_rectangle_without_positions_has_no_extreme(op: str):
         found, expected = ([*getattr(y, op)(dim)] for y in (x.to_padded(), x))
         for a, b in zip(found, expected, strict=True):
             assert a.tolist() == b.tolist()
+
+
+@pytest.mark.parametrize("op", [torch.median, torch.nanmedian])
+def test_medians_along_an_expanded_dim(op: Any):
+    """torch's kernel reads past a dim of stride 0 (2.11-2.13), where other examples and padding lie."""
+    x = tdc.pack([torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[4.0, 5.0]])], ragged_dim=2)
+    for y in (x, x.to_padded(fill=math.inf)):
+        found = op(y.expand(-1, 3, -1), 1)
+        assert [row.tolist() for row in found.values.unbind()] == [[1.0, 2.0, 3.0], [4.0, 5.0]]
