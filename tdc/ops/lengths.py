@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least, expect_number, normal_dim, shown
 from tdc.core.asserts import require
+from tdc.core.dynamo import known, larger
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
@@ -225,8 +226,9 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
 
     counts = changed_sizes(x, (d,), windows)
     if isinstance(x, MaskedBatch):
-        short = x.data.shape[d] < size  # where there is no example
-        data = pad_axis(x.data, d, 0, size - x.data.shape[d], "constant", None) if short else x.data
+        data, width = x.data, x.data.shape[d]
+        if not known(width >= size):  # where there is no example
+            data = pad_axis(data, d, 0, larger(size, width) - width, "constant", None)
         return with_sizes(data.unfold(d, size, step), x, counts, x.ragged_dims)
     total = elements(on_host_too(x.structure, windows))
     offsets, begins = take_spans(x.offsets[:-1], counts[:, 0], step, total)

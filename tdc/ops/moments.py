@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once, sum_dtype, widened
-from tdc.core.dynamo import certain, readable
+from tdc.core.dynamo import certain, is_zero, known, readable
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -73,8 +74,14 @@ def log_of_sum(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 def log_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """torch asks whether there is any element, which a graph need not know."""
     dims = tuple(range(values.ndim)) if dim is None else dim if isinstance(dim, tuple) else (dim,)
-    known = readable() or certain(math.prod(values.shape) > 0) or not all([certain(values.shape[d] > 0) for d in dims])
-    return torch.logsumexp(values, dims, keepdim) if known else log_of_sum(values, dims, keepdim)
+    if readable() or certain(math.prod(values.shape) > 0):
+        return torch.logsumexp(values, dims, keepdim)
+    unsure = [d for d in dims if not certain(values.shape[d] > 0)]
+    if unsure and (known(values.numel() != 0) or any([is_zero(values.shape[d]) for d in unsure])):
+        return torch.logsumexp(values, dims, keepdim)
+    for d in unsure:  # one more element, so that there is a largest one
+        values = F.pad(values, [*[0, 0] * (values.ndim - 1 - d % values.ndim), 0, 1], value=-math.inf)
+    return log_of_sum(values, dims, keepdim)
 
 
 def squares(x: Any, mean: Tensor, dims: tuple[int, ...]) -> Tensor:

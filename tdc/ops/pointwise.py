@@ -290,7 +290,7 @@ def neutral_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
 def varies(x: Tensor, like: MaskedBatch) -> bool:
     """Whether a dense operand is another one for other examples or positions."""
     dims = [d - like.ndim for d in (like.batch_dim, *like.ragged_dims)]
-    return any([x.shape[d] != 1 for d in dims if x.ndim >= -d])
+    return any([not known(x.shape[d] == 1) for d in dims if x.ndim >= -d])
 
 
 def where(condition: Any, input: Any = None, other: Any = None) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tdc.core.arguments import int_tuple, normal_dim
-from tdc.core.dynamo import constant
+from tdc.core.dynamo import constant, known
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims, OpName
@@ -308,6 +308,15 @@ def flip_ragged(x: Any, *dims: Any) -> Ragged:
     return x
 
 
+def moved_on(values: torch.Tensor, shift: int, axis: int) -> torch.Tensor:
+    """`torch.roll` along one axis; it asks whether there are any elements, which a graph may not know."""
+    size = values.shape[axis]
+    if known(values.numel() != 0) or known(size == 0):
+        return values.roll(shift, axis)
+    front = shift % size
+    return torch.cat([values.narrow(axis, size - front, front), values.narrow(axis, 0, size - front)], axis)
+
+
 def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
     """Static dims, the examples, or the elements of each example moved on, the last ones to the front."""
     if dims is None:
@@ -320,7 +329,7 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
             rows = (torch.arange(count, device=x.device) - shift) % max(count, 1)
             x = x[(FULL,) * d + (rows,) if d else rows]
         elif d not in x.ragged_dims:
-            x = with_data(x, data_of(x).roll(shift, axis_of("roll", x, d)))
+            x = with_data(x, moved_on(data_of(x), shift, axis_of("roll", x, d)))
         elif packs and by_views(x):
             s, rows = x.structure, packing_of(x.structure)
             x = x.with_values(moved(x.values, shifted(shift, s.ragged_dims.index(d)), s.packed_dim, rows, rows))

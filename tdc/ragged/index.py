@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.dynamo import eager, mark_dynamic, readable
+from tdc.core.dynamo import eager, known, mark_dynamic, readable
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc.ragged.crop import crop_rows
 from tdc.ragged.index_forms import (
@@ -369,7 +369,7 @@ def at_masked(x: MaskedBatch, dim: int, part: Any) -> MaskedBatch | Tensor:
 def at_each(x: MaskedBatch, dim: int, positions: Tensor) -> Tensor:
     """Other positions of each row along a dim of the rectangle, (B, K); those outside of it give anything."""
     front = x.data.movedim((x.batch_dim, dim), (0, 1))
-    if front.shape[1] == 0:  # one position, which is outside
+    if not known(front.shape[1] != 0):  # one position, which is outside
         front = F.pad(front, [*[0, 0] * (front.ndim - 2), 0, 1])
     inside = positions.clamp(torch.zeros_like(positions), torch.full_like(positions, front.shape[1] - 1))
     rows = torch.arange(front.shape[0], device=positions.device)[:, None]

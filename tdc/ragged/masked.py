@@ -26,7 +26,7 @@ from torch import Tensor
 from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import certain, known, mark_dynamic
+from tdc.core.dynamo import certain, hold, known, mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
@@ -252,10 +252,11 @@ def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch, fill: float = 0) -
     """`b` in a rectangle of the size of `a`: they combine when their lengths are one tensor or equal by value; else a
     StructureError."""
     hint = "build both from one batch, e.g. x.with_data(y)"
-    if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim) or a.lengths.shape != b.lengths.shape:
+    if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim) or known(len(a) != len(b)):
         got = f"ragged dims {a.ragged_dims} of {len(a)} rows and {b.ragged_dims} of {len(b)}"
         raise StructureError(message(op, "operands of one ragged structure", got, hint=hint))
     if a.lengths is not b.lengths:
+        hold(len(a) == len(b))
         text = message(op, "operands of one ragged structure", "rows of different lengths", hint=hint)
         require((a.lengths == b.lengths).all(), text)
     return in_rectangle(b, [a.data.shape[d] for d in a.ragged_dims], fill)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import Stamp, content, mark_dynamic, readable, stamp, trace_as, version
+from tdc.core.dynamo import Stamp, content, hold, known, mark_dynamic, readable, stamp, trace_as, version
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import Frozen, fields, immutable, restore
 from tdc.core.ragged_size import RaggedSize
@@ -313,10 +313,12 @@ def require_same(a: Structure, b: Structure, op: OpName, hint: str = "") -> None
     if a is b:
         return
     layout_a, layout_b = (a.packed_dim, a.batch_dim, a.ragged_ndim), (b.packed_dim, b.batch_dim, b.ragged_ndim)
-    if layout_a != layout_b or a.offsets.shape != b.offsets.shape:
+    rows, others = a.offsets.shape[0], b.offsets.shape[0]
+    if layout_a != layout_b or known(rows != others):
         got = f"{a.batch_size} rows, ragged dims {a.ragged_dims} and {b.batch_size} rows, ragged dims {b.ragged_dims}"
         raise StructureError(message(op, "operands of one ragged structure", got, hint=hint or SAME_HINT))
     if a.offsets is not b.offsets:
+        hold(rows == others)
         same = (a.offsets == b.offsets).all()
         if a.shapes is not None and b.shapes is not None:
             same = same & (a.shapes == b.shapes).all()

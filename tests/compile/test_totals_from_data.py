@@ -222,3 +222,46 @@ def test_machine_code_of_no_rows():
     f = counted(fn)
     for lengths in (BATCHES[0], FEW):
         torch.testing.assert_close(run(f, batch(lengths)), run(fn, batch(lengths)))
+
+
+def chosen(x: Any) -> Any:
+    """A padded batch whose width a graph does not know."""
+    return x[x.lengths > 2].to_padded()
+
+
+LAYER = nn.TransformerEncoderLayer(D, 2, 8, dropout=0.0, batch_first=True)
+BEHIND: dict[str, Callable[[Any], Any]] = {
+    "flip": lambda x: chosen(x).flip(1),
+    "the last position": lambda x: chosen(x)[:, -1],
+    "narrow": lambda x: chosen(x).narrow(1, -1, 1),
+    "replicate": lambda x: F.pad(chosen(x), (0, 0, 1, 1), "replicate"),
+    "normalize": lambda x: F.normalize(chosen(x), dim=1),
+    "unfold": lambda x: chosen(x).unfold(1, 2, 1),
+    "encoder": lambda x: LAYER(chosen(x)),
+    "roll": lambda x: x[x.lengths > 2].roll(1, 2),
+    "logsumexp": lambda x: x[x.lengths > 2].logsumexp((0, 1)),
+    "the same choice twice": lambda x: x[x.lengths > 2] + x[x.lengths > 2],
+    "quantiles": lambda x: x.quantile(torch.tensor([0.2, 0.7]), 2),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_widths_that_are_data(name: str):
+    fn = BEHIND[name]
+    f = counted(fn, backend="eager")
+    for lengths in (*BATCHES, FEW):
+        x = batch(lengths).detach()
+        tdc.testing.assert_close(f(x), fn(x))
+    assert f.counts.compiles == 1
+
+
+def test_a_loss_where_the_width_is_data():
+    def step(x: Any, labels: Any) -> Tensor:
+        return F.cross_entropy(chosen(x), chosen(labels))
+
+    f = counted(step, backend="eager")
+    for lengths in BATCHES:
+        x = batch(lengths).detach()
+        labels = x.with_values(x.values.argmax(1))
+        torch.testing.assert_close(f(x, labels), step(x, labels))
+    assert f.counts.compiles == 1

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dynamo import eager, trace_as, under_transform
+from tdc.core.dynamo import eager, known, trace_as, under_transform
 from tdc.core.errors import UnsupportedError, message
 from tdc.core.operators import directed
 from tdc.ops.attention.flex import ScoreMod
@@ -55,6 +55,8 @@ def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[T
     """
     # Fused kernels have no derivative in a direction; those of a GPU take no mask that members share (torch 2.11-2.13).
     by_hand = how.score_mod is not None or (q_BHLD.is_cuda and under_transform())
+    if not (known(q_BHLD.shape[2] != 0) and known(k_BHMD.shape[2] != 0)):  # torch asks for sizes that a graph lacks
+        by_hand = True
     if by_hand or directed((q_BHLD, k_BHMD, v_BHMD)):
         weights = attention_weights(q_BHLD, k_BHMD, sizes, how)
         return weights.to(v_BHMD.dtype) @ v_BHMD  # score_mod may have made them wider
