@@ -33,7 +33,7 @@ class Frozen:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, slot in vars(cls).get("_constants", {}).items():
-            trace_as(vars(cls)[name].fget, constant_of(slot))
+            trace_as(vars(cls)[name].fget, (constants_of if name.endswith("dims") else constant_of)(slot))
         untyped.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
         for name, value in list(vars(cls).items()):
             if isinstance(value, property):
@@ -54,18 +54,19 @@ class Frozen:
 
 
 def constant_of(slot: str) -> Op:
-    """What Dynamo traces in place of a property that reads dims from a slot: they are constants, and a graph serves
-    them alone.
+    """What Dynamo traces in place of a property that reads a dim from a slot: it is a constant, and a graph serves no
+    other.
 
     An int that differs between calls, and any int under `dynamic=True`, is a symbol otherwise. Of that Dynamo answers
     `1 in dims` as of any object, so that a graph computed other numbers (2.11-2.13).
     """
 
-    def read(self: Any) -> Any:
-        found = getattr(self, slot)
-        return tuple([index(d) for d in found]) if isinstance(found, tuple) else index(found)
+    return lambda self: index(getattr(self, slot))
 
-    return read
+
+def constants_of(slot: str) -> Op:
+    """`constant_of` for a tuple of dims."""
+    return lambda self: tuple([index(d) for d in getattr(self, slot)])
 
 
 def read_only(name: str, prop: property) -> property:
