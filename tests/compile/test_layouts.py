@@ -64,7 +64,7 @@ MODULES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "norms": ("channels first", lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm1d(4), nn.BatchNorm1d(4))),
     "convnet": (
         "images",
-        lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2, 1), nn.Upsample(None, 2)),
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2, 1), nn.Upsample(None, 2)),
     ),
 }
 

@@ -19,11 +19,12 @@ from catalogue import is_representative, samples, title
 from harness import Sample, case_of, check, check_gap
 
 import tdc
+from tdc.compile import counted
 from tdc.core.errors import UnsupportedError
 from tdc.core.probes import traces_quantile
 from tdc.core.rules import DISPATCH, IMPLS, MODES, Rule
 from tdc.ops import RULES
-from tdc.testing.conformance import CHECKS
+from tdc.testing.conformance import CHECKS, LENGTHS
 
 LIVE = [rule for rule in RULES if not rule.reason]
 REFUSED = [rule for rule in RULES if rule.reason]
@@ -78,6 +79,23 @@ def chosen(rule: Rule, mode: str, which: slice = slice(None)) -> list[Sample]:
 @pytest.mark.parametrize(("rule", "mode", "which"), list(matrix()))
 def test_row(rule: Rule, mode: str, which: slice):
     (check if mode in rule.modes else check_gap)(rule, chosen(rule, mode, which), mode)
+
+
+def varying() -> list[Any]:
+    """Rows of ragged batches that stand for their family, where graphs are made."""
+    rows = [rule for rule in LIVE if rule.kind != "tensordict" and "compile" in rule.modes and is_representative(rule)]
+    return [pytest.param(rule, id=f"{title(rule)}-{rule.kind}") for rule in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", varying())
+def test_where_all_numbers_vary(rule: Rule):
+    """Under `dynamic=True` Dynamo makes a symbol of each int and float that it is given."""
+    torch.compiler.reset()
+    cases = [case_of(rule, chosen(rule, "compile")[0], lengths, 0, True) for lengths in LENGTHS]
+    run = counted(cases[0].run, backend="eager", dynamic=True)
+    assert not [line for case in cases for line in case.compare(run(*case.inputs))]
+    assert run.counts.compiles <= 1
 
 
 def test_refused_rows_say_why():
