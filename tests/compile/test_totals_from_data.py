@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from versions import refused
 
 import tdc
 from tdc import NestedTensor
@@ -249,10 +250,11 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
 def test_widths_that_are_data(name: str):
     fn = BEHIND[name]
     f = counted(fn, backend="eager")
-    for lengths in (*BATCHES, FEW):
-        x = batch(lengths).detach()
-        tdc.testing.assert_close(f(x), fn(x))
-    assert f.counts.compiles == 1
+    with refused("quantile", name == "quantiles"):
+        for lengths in (*BATCHES, FEW):
+            x = batch(lengths).detach()
+            tdc.testing.assert_close(f(x), fn(x))
+        assert f.counts.compiles == 1
 
 
 def test_a_loss_where_the_width_is_data():
@@ -260,8 +262,9 @@ def test_a_loss_where_the_width_is_data():
         return F.cross_entropy(chosen(x), chosen(labels))
 
     f = counted(step, backend="eager")
-    for lengths in BATCHES:
-        x = batch(lengths).detach()
-        labels = x.with_values(x.values.argmax(1))
-        torch.testing.assert_close(f(x, labels), step(x, labels))
-    assert f.counts.compiles == 1
+    with refused("data-dependent"):
+        for lengths in BATCHES:
+            x = batch(lengths).detach()
+            labels = x.with_values(x.values.argmax(1))
+            torch.testing.assert_close(f(x, labels), step(x, labels))
+        assert f.counts.compiles == 1
