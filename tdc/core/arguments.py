@@ -6,6 +6,7 @@ begins, since Dynamo cannot tell whether any object is one.
 
 from __future__ import annotations
 
+import sys
 from difflib import get_close_matches
 from typing import Any
 
@@ -83,6 +84,11 @@ def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:
     ints = tuple(found) if isinstance(given, (tuple, list)) else (found,)
     expect_number(op, *ints, whole=True)
     return ints
+
+
+def is_infinite(x: float) -> bool:
+    """Whether a number is an infinity; of a symbol, which varies in a graph, torch answers `x == inf` with no."""
+    return abs(x) > sys.float_info.max
 
 
 def shown(n: int) -> str:

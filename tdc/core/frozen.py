@@ -26,14 +26,14 @@ class Frozen:
 
     __slots__ = ()
     _title = ""  # what messages call the class, where `tdc` does not have it by its name
-    _constants: ClassVar[dict[str, str]] = {}  # properties that are dims, and the slots they read
+    _constants: ClassVar[dict[str, Op]] = {}  # properties that are dims, and what Dynamo traces in place of each
     _settings: ClassVar[dict[str, str]] = {}  # for some names, what to write instead of assigning
     _instead = "build a changed copy: a method that returns a new object, or the constructor"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, slot in vars(cls).get("_constants", {}).items():
-            trace_as(vars(cls)[name].fget, (constants_of if name.endswith("dims") else constant_of)(slot))
+        for name, traced in vars(cls).get("_constants", {}).items():
+            trace_as(vars(cls)[name].fget, traced)
         untyped.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
         for name, value in list(vars(cls).items()):
             if isinstance(value, property):

@@ -136,6 +136,12 @@ def refuse_mapped(what: str, dims: Iterable[int | None]) -> None:
         raise StructureError(message("vmap", "one ragged structure for all members", f"mapped {what}", hint=hint))
 
 
+def meet(args: tuple[Any, ...]) -> None:
+    """Let Dynamo look at numbers, which it does where they are used: an autograd function is a graph of its own, and
+    what a symbol becomes there nobody outside may use (2.11-2.13)."""
+    _ = [isinstance(a, float) for a in args]
+
+
 def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
     """`apply` of an autograd function, whose `forward` calls operators that `derive` gave its derivatives.
 
@@ -152,7 +158,7 @@ def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
         return applied(eager_function, *args)
 
     def run_traced(*args: Any) -> Any:
-        [isinstance(a, float) for a in args]  # Dynamo makes the symbol of a number where it meets it: not in `apply`
+        meet(args)
         return plain.forward(*args) if under_transform() else plain.apply(*args)
 
     trace_as(run, run_traced)

@@ -38,6 +38,7 @@ FOREACH: dict[Op, Op] = {
     )
 }  # fmt: skip
 PLAIN = {Tensor, Parameter}
+NUMBERS = (bool, int, float, complex)  # of Python: those of numpy are subclasses of some, and have a dtype
 EXACT = {torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 
 
@@ -149,7 +150,7 @@ def column(x: Any, like: TensorDict, op: Op) -> list[Any]:
         k = len(like._size)
         wide = {n: x.view(*x.shape, *[1] * (n - k)) for n in {v.ndim for v in leaves.values()}}
         return [wide[v.ndim] for v in leaves.values()]
-    if not isinstance(x, (Tensor, int, float)) and hasattr(x, "__array__"):  # of numpy, as Dynamo hands it on
+    if not isinstance(x, Tensor) and type(x) not in NUMBERS and hasattr(x, "__array__"):  # of numpy, from Dynamo
         array = torch.as_tensor(x)
         check_broadcast(array, like._size, op)
         return column(array, like, op)

@@ -169,7 +169,8 @@ def operand(op: Op, a: Any, like: Any, fill: float) -> Any:
     data = padded_operand(a, like, op)
     if not isinstance(data, Tensor):
         return data
-    own = data.dtype if data.ndim else torch.result_type(like.data, data)  # as one number it widens no dtype
+    number = data.ndim == 0 and data.dtype.is_floating_point  # which widens no dtype
+    own = torch.result_type(like.data, data) if number else data.dtype
     return torch.where(like.mask, data, fill).to(own)
 
 

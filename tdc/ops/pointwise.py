@@ -25,12 +25,12 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
-from tdc.core.dynamo import eager, is_zero, known, never, trace_as
+from tdc.core.dynamo import eager, is_zero, known, trace_as
 from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
 from tdc.core.rules import MODES, define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
-from tdc.ops.leafwise import nary_tensordict, unary_tensordict
+from tdc.ops.leafwise import NUMBERS, nary_tensordict, unary_tensordict
 from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
 from tdc.ragged.masked import MaskedBatch, fitted_masked
 from tdc.ragged.nested import NestedTensor, build_result
@@ -106,7 +106,7 @@ def frexp(x: Any) -> tuple[Container, ...]:
 
 def nary_nested(op: Op) -> Op:
     def run(*args: Any, **kwargs: Any) -> NestedTensor:
-        if not kwargs and (values := values_beside(args, op)):
+        if not kwargs and (values := values_beside(args, op)) is not None:
             return build_result(args[0]._structure, op(*values))
         like = widest(op, args, kwargs)
         ready = [packed_operand(a, like, op) for a in args]
@@ -119,22 +119,24 @@ def nary_nested(op: Op) -> Op:
 
 
 def values_beside(args: tuple[Any, ...], op: Op) -> list[Any] | None:
-    """What `packed_operand` gives, in one go and eagerly, where each batch shares structure and layout of the first."""
-    like, values = args[0], []
+    """What `packed_operand` gives for each operand, eagerly, where all batches share structure and layout of the first,
+    which is packed; else None."""
+    like = args[0]
     if type(like) is not NestedTensor:
         return None
+    s, ndim, values, dense = like._structure, like._values.ndim, [], False
     for x in args:
         if type(x) is not NestedTensor:
-            values.append(x if type(x) in NUMBERS else packed_operand(x, like, op))
-        elif x._structure is like._structure and x._values.ndim == like._values.ndim:
+            values.append(x)
+            dense = dense or type(x) not in NUMBERS
+        elif x._structure is s and x._values.ndim == ndim:
             values.append(x._values)
         else:
             return None
-    return values
+    return [packed_operand(x, like, op) for x in args] if dense else values
 
 
-NUMBERS = (int, float)
-trace_as(values_beside, never)
+trace_as(values_beside, lambda *args: None)
 
 
 def packed_operand(x: Any, like: NestedTensor, op: Op) -> Any:

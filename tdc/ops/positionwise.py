@@ -92,10 +92,9 @@ def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> Non
 
 
 def check_linear(op: OpName, input: Any, weight: Any, bias: Any = None) -> None:
-    if not is_ragged(input) or is_ragged(weight) or is_ragged(bias):
+    if not is_ragged(input) or is_ragged(weight) or is_ragged(bias):  # asked here, as a layer is called so often
         dense_weights(op, input, weight, bias)
-    if not ends_static(input, 1):
-        last_is_static(input, op, 1)
+    last_is_static(input, op, 1)
 
 
 def dense_weights(op: OpName, input: Any, *weights: Any) -> None:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.arguments import int_tuple, is_infinite, normal_dim
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
@@ -144,7 +144,7 @@ def finite(identity: float, dtype: torch.dtype) -> float:
     """The identity in a dtype: the extreme integer or truth value where there is no infinity."""
     if dtype == torch.bool:
         return identity > 0
-    if dtype.is_floating_point or dtype.is_complex or abs(identity) != math.inf:
+    if dtype.is_floating_point or dtype.is_complex or not is_infinite(identity):
         return identity
     return torch.iinfo(dtype).max if identity > 0 else torch.iinfo(dtype).min
 

@@ -311,7 +311,7 @@ def flip_ragged(x: Any, *dims: Any) -> Ragged:
 def moved_on(values: torch.Tensor, shift: int, axis: int) -> torch.Tensor:
     """`torch.roll` along one axis; it asks whether there are any elements, which a graph may not know."""
     size = values.shape[axis]
-    if known(values.numel() != 0) or known(size == 0):
+    if known(values.numel() != 0) or not known(size != 0):
         return values.roll(shift, axis)
     front = shift % size
     return torch.cat([values.narrow(axis, size - front, front), values.narrow(axis, 0, size - front)], axis)

@@ -308,8 +308,8 @@ def each(value: Any, n: int, op: OpName) -> tuple[int, ...]:
 
 
 def fixed(value: Any, n: int, op: OpName) -> tuple[int, ...]:
-    """`each` of ints that a graph takes as constants, as it does the dims of a batch: what windows are made of."""
-    return tuple([index(v) if isinstance(v, int) else v for v in each(value, n, op)])
+    """`each` of what windows are made of: ints, which a graph takes as constants. Others are for checks to refuse."""
+    return tuple([index(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in each(value, n, op)])
 
 
 def reach(op: OpName, n: int, **given: Any) -> list[tuple[int, ...]]:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import is_infinite
 from tdc.core.dtypes import widened
 from tdc.core.dynamo import maps_views_of_bits
 from tdc.core.errors import UnsupportedError, message
@@ -42,7 +43,7 @@ def norm_of(x: Any, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any
     if ord == 0:  # a number has this norm with its derivative, which is 0
         each = torch.linalg.vector_norm(data_of(x).unsqueeze(-1), 0, -1)
         return widened(with_data(x, each)).sum(dims, keepdim).to(out)
-    if abs(ord) == math.inf:  # with NaN there is no derivative: torch's is 0
+    if is_infinite(ord):  # with NaN there is no derivative: torch's is 0
         nan = size != size
         found = size.masked_fill(nan, 0 if ord > 0 else math.inf)
         found = found.amax(dims, keepdim).clamp(min=0) if ord > 0 else filled(found, math.inf).amin(dims, keepdim)

@@ -30,7 +30,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.dynamo import Stamp, content, hold, known, mark_dynamic, readable, stamp, trace_as, version
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc.core.frozen import Frozen, fields, immutable, restore
+from tdc.core.frozen import Frozen, constant_of, fields, immutable, restore
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.typing import OpName
 
@@ -61,11 +61,11 @@ class Structure(Frozen):
 
     Shapes: offsets (B+1,) int64; shapes (B, R) int64 or None; extent (longest r1, …, longest rR, 0) or None.
 
-    It is read far more often than built, so its slots are public, and `__setattr__` refuses to change them.
+    It is read far more often than built, so some slots are public, and `__setattr__` refuses to change them.
     """
 
     __slots__ = ("_batch_dim", "_memo", "_packed_dim", "_ragged_ndim", "extent", "offsets", "shapes")
-    _constants: ClassVar = {name: f"_{name}" for name in ("packed_dim", "batch_dim", "ragged_ndim")}
+    _constants: ClassVar = {n: constant_of(f"_{n}") for n in ("packed_dim", "batch_dim", "ragged_ndim")}
 
     offsets: Tensor
     shapes: Tensor | None

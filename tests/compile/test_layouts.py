@@ -7,6 +7,7 @@ of a symbol it answered `1 in x.ragged_dims` with False, and a graph computed ot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,7 @@ NUMBERS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
     "repeat_interleave": ("sequences", lambda x, n: x.repeat_interleave(n, -1)),
     "unfold": ("channels first", lambda x, n: x.unfold(2, n, 1)),
     "norm": ("sequences", lambda x, n: x.norm(n + 0.5, 1)),
+    "normalize": ("sequences", lambda x, n: F.normalize(x, n + 0.5, 1)),
     "max_pool1d": ("channels first", F.max_pool1d),
     "avg_pool2d": ("images", F.avg_pool2d),
     "lp_pool1d": ("channels first", lambda x, n: F.lp_pool1d(x, 2.0, n)),
@@ -110,7 +112,8 @@ def test_numbers_that_vary(name: str, padded: bool):
     layout, fn = NUMBERS[name]
     x = made(layout, padded)
     f = torch.compile(fn, backend="eager", fullgraph=True)
-    for n in (1, 2, 1):
+    numbers = (1, 2, 1) if "norm" not in name else (1.0, 2.0, math.inf, 1.0, -math.inf)
+    for n in numbers:
         with refused("UserDefinedObjectVariable", name == "norm" and not padded and n == 2):  # beside a symbol
             assert_close(f(x, n), fn(x, n))
 
