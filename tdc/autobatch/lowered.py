@@ -129,13 +129,13 @@ class Packing:
 
 
 def decide(found: Any, n: int, line: int) -> Any:
-    """A condition: a bool where it is one of Python, else a mask.
+    """A condition: a bool where it is one of Python, or of a size, else a mask.
 
     Raises:
         ShapeError: a condition of several elements.
     """
     if not isinstance(found, (Lane, Tensor)):
-        return bool(found)
+        return True if found else False  # noqa: SIM210  # `bool` of a symbol is a symbol
     data = as_lane(found, n).data
     if not isinstance(data, Tensor) or any([size != 1 for size in data.shape[1:]]):
         raise no_condition(data, line)
@@ -164,9 +164,11 @@ def count(m: Mask, n: Any) -> Any:
 
 
 def split(m: Mask, test: Any) -> tuple[Mask, Mask]:
-    """Those for whom a test holds, and the others."""
-    if isinstance(test, bool) or m is False:
-        return (m, False) if test is True else (False, m)
+    """Those for whom a test holds, and the others. A test on sizes may be a symbol, which is no `True`."""
+    if m is False:
+        return False, False
+    if not isinstance(test, Tensor):
+        return (m, False) if test else (False, m)
     return (test, ~test) if m is None else (m & test, m & ~test)
 
 
