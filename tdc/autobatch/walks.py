@@ -262,12 +262,12 @@ class Range(Steps):
         return lane_of(found) if found.ndim else found
 
 
-def as_whole(x: Any) -> Any:
-    """A bound as a tensor of whole numbers."""
+def as_whole(x: Any) -> Tensor:
+    """A bound as a tensor of whole numbers, which are as large as those of Python."""
     data = x.data if type(x) is Lane else torch.as_tensor(x)
     if data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
         raise DtypeError(message(OP, "whole numbers in range", describe(data), hint="range(n.long())"))
-    return data.reshape(-1) if type(x) is Lane else data.reshape(())
+    return data.reshape(-1 if type(x) is Lane else ()).long()
 
 
 class Zip(Steps):
