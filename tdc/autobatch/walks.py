@@ -330,6 +330,7 @@ class Enumerate(Steps):
         return (self.number(k), self.inner.item(k))
 
     def number(self, k: Any) -> Any:
+        """The number of a round."""
         found = k + (self.start.data if type(self.start) is Lane else self.start)
         return lane_of(found) if isinstance(found, Tensor) and found.ndim else found
 
@@ -337,7 +338,8 @@ class Enumerate(Steps):
         return lane_of(rounds[:, None] + self.start.data) if type(self.start) is Lane else rounds + self.start
 
     def item_of(self, k: int, at: Tensor | None) -> Any:
-        return (self.number(k), self.inner.item_of(k, at))
+        number = self.number(k)
+        return (number if at is None else select(number, at), self.inner.item_of(k, at))
 
     def table(self) -> Any:
         rounds = torch.arange(at_least_one(self.longest()), device=self.device)
@@ -382,16 +384,23 @@ def walk(form: Form, values: list[Any], backwards: bool = False) -> Steps:
         got = f"reversed({kind}(...))"
         raise DtypeError(message(OP, "something that Python can reverse", got, hint="reverse each part"))
     inner = [walk(p, values) for p in (parts if kind == "zip" else parts[:1])]
-    start = values.pop(0) if kind == "enumerate" and len(parts) > 1 else 0
+    start = whole_number(values.pop(0)) if kind == "enumerate" and len(parts) > 1 else 0
     if all([p.items is not None for p in inner]):
         columns: Any = [[p.items[k] for k in range(len(p.items))] for p in inner]
-        return Items([*(zip(*columns, strict=False) if kind == "zip" else enumerate(columns[0], start))])
+        numbers = [] if kind == "zip" else [[Enumerate(inner[0], start).number(k) for k in range(len(columns[0]))]]
+        return Items([*zip(*numbers, *columns, strict=False)])
     return Zip(inner) if kind == "zip" else Enumerate(inner[0], start)
 
 
 def as_number(x: Any) -> Any:
     """A bound that all examples share as an int, where it can be read."""
     return int(as_whole(x)) if isinstance(x, Tensor) and not traced() else x
+
+
+def whole_number(x: Any) -> Any:
+    """What `enumerate` begins with: an int, or a tensor of whole numbers."""
+    x = as_number(x)
+    return lane_of(as_whole(x)) if type(x) is Lane else as_whole(x) if isinstance(x, Tensor) else x
 
 
 def along_value(x: Any, backwards: bool) -> Steps:
