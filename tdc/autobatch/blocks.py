@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.autobatch.ragged_example import RaggedExample
+from tdc.autobatch.ragged_example import DETACHED, RaggedExample
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, Lane, flatten, is_lane, is_tree, lane_of, unflatten
 from tdc.compile._torch.lanes import map_lanes
@@ -55,7 +55,7 @@ def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
     found, mapped = map_lanes(inner, tensors, count) if traced() else map_eagerly(inner, tensors, count)
     leaves: list[Any] = []
     for x, m in zip(found, mapped, strict=True):
-        leaves.append(lane_of(x) if m else lane_of(x.data) if isinstance(x, RaggedExample) else x)
+        leaves.append(lane_of(x) if m else lane_of(x.batch) if isinstance(x, RaggedExample) else x)
     return unflatten(leaves, trees[0]) if trees else leaves
 
 
@@ -139,6 +139,7 @@ SAID = (  # what is in torch's message, and what ours says
         "can support dynamic shape", "results of one shape", "x[mask] or the like, of another size for each example",
         "torch.where(mask, x, 0)",
     ),
+    ("accessing `data`", "operations that vmap has", "x.data", DETACHED),
     (
         "Batching rule not implemented", "operations that vmap has", "one that it has not, named above",
         "call it on the whole batch, outside",

@@ -24,44 +24,50 @@ from tdc.core.typing import Op
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import map_results, ragged_sizes
 
+DETACHED = "x.detach()"  # for `x.data`, which vmap has of no tensor
+
 
 class RaggedExample:
     """An example of a batch, any dims of which may be ragged.
 
     Attributes:
-        data: the batch, its examples in front.
+        batch: the whole batch, its examples in front.
         level: that of the block.
     """
 
     is_nested = is_sparse = is_quantized = False
 
-    def __init__(self, data: NestedTensor, level: int) -> None:
-        self.data = data
+    def __init__(self, batch: NestedTensor, level: int) -> None:
+        self.batch = batch
         self.level = level
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.data.dtype
+        return self.batch.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.data.values.device
+        return self.batch.values.device
 
     @property
     def requires_grad(self) -> bool:
-        return self.data.values.requires_grad
+        return self.batch.values.requires_grad
 
     @property
     def is_cuda(self) -> bool:
-        return self.data.values.is_cuda
+        return self.batch.values.is_cuda
 
     @property
     def ndim(self) -> int:
-        return self.data.ndim - 1
+        return self.batch.ndim - 1
 
     @property
     def shape(self) -> tuple[Any, ...]:
         return tuple([self.size(d) for d in range(self.ndim)])
+
+    @property
+    def data(self) -> Any:
+        table.refuse("x.data", DETACHED)
 
     @property
     def T(self) -> Any:
@@ -78,19 +84,19 @@ class RaggedExample:
         """The sizes; that of a ragged dim is a 0-d tensor."""
         if dim is None:
             return self.shape
-        x, d = self.data, normal_dim(dim, self.ndim, "size") + 1
+        x, d = self.batch, normal_dim(dim, self.ndim, "size") + 1
         if d not in x.ragged_dims:
             return x.shape[d]
         return mapped(ragged_sizes(x)[:, x.ragged_dims.index(d)], self.level)
 
     def is_floating_point(self) -> bool:
-        return self.data.dtype.is_floating_point
+        return self.batch.dtype.is_floating_point
 
     def is_complex(self) -> bool:
-        return self.data.dtype.is_complex
+        return self.batch.dtype.is_complex
 
     def new_tensor(self, data: Any, **options: Any) -> Tensor:
-        return self.data.values.new_tensor(data, **options)
+        return self.batch.values.new_tensor(data, **options)
 
     def new_zeros(self, *size: Any, **options: Any) -> Any:
         return self.new("new_zeros", size, options)
@@ -109,7 +115,7 @@ class RaggedExample:
         sizes = args[0] if args and isinstance(args[0], (tuple, list)) else args
         if any([isinstance(n, Tensor) and is_batched(n) for n in sizes]):
             return run(table.row_of(getattr(torch.Tensor, name)), (self, *args), options)
-        return getattr(self.data.values, name)(*args, **options)
+        return getattr(self.batch.values, name)(*args, **options)
 
     def unbind(self, dim: int = 0) -> Any:
         return torch.unbind(self, dim)  # type: ignore[arg-type]  # an example
@@ -180,7 +186,7 @@ def refuse_level() -> NoReturn:
 def whole(x: Any, level: int) -> Any:
     """An operand of one example as that of the batch."""
     if isinstance(x, RaggedExample):
-        return x.data
+        return x.batch
     if isinstance(x, Tensor):
         return lane_of(physical(x, level)) if is_batched(x) else x
     if isinstance(x, (tuple, list)) and any([isinstance(a, (RaggedExample, Tensor)) for a in x]):
@@ -206,7 +212,7 @@ def indexed(x: RaggedExample, entries: Any) -> Any:
         refuse_level()
     several = isinstance(entries, tuple) and not isinstance(entries, index.Span)
     parts = [index_entry(e, level) for e in (entries if several else (entries,))]
-    return computed(index.picked, x.data, parts)
+    return computed(index.picked, x.batch, parts)
 
 
 def index_entry(entry: Any, level: int) -> Any:
@@ -218,7 +224,7 @@ def index_entry(entry: Any, level: int) -> Any:
 
 def looked_up(table_: Tensor, x: RaggedExample) -> Any:
     """`table[x]` of a dense tensor."""
-    return computed(index.looked_up, whole(table_, x.level), x.data)
+    return computed(index.looked_up, whole(table_, x.level), x.batch)
 
 
 def first_rows(x: Tensor, span: index.Span) -> Any:
@@ -229,12 +235,12 @@ def first_rows(x: Tensor, span: index.Span) -> Any:
 
 def picked_way(taken: Any, yes: RaggedExample, no: RaggedExample) -> Any:
     """`yes if taken else no` of whole examples, which may have different lengths."""
-    return computed(index.picked_way, whole(taken, yes.level), yes.data, no.data)
+    return computed(index.picked_way, whole(taken, yes.level), yes.batch, no.batch)
 
 
 def put_rows(x: RaggedExample, entries: Any, value: Any) -> Any:
     """What `x` is after `x[entries] = value`."""
-    return computed(index.put_rows, x.data, index_entry(entries, x.level), whole(value, x.level))
+    return computed(index.put_rows, x.batch, index_entry(entries, x.level), whole(value, x.level))
 
 
 def computed(fn: Op, *args: Any) -> Any:

@@ -308,6 +308,8 @@ def test_len_is_a_number_of_each_example():
 X = tdc.pack([torch.ones(n, 2) for n in (2, 3)])
 REFUSED: dict[str, tuple[str, str]] = {
     "xs.nonzero()": ("an operation that ragged examples have, got x.nonzero", "walk along it with for, or compute"),
+    "xs.data.mean()": ("an operation that ragged examples have, got x.data", "x.detach()"),
+    "xs[0].data.mean()": ("operations that vmap has, got x.data", "x.detach()"),
     "xs.data_ptr()": ("an operation that ragged examples have, got x.data_ptr", "walk along it with for"),
     "torch.fft.fft(xs)": ("an operation that ragged examples have, got torch.fft", "walk along it with for"),
     "xs + torch.ones(3, 2)": ("a dense operand with one element there, got 3 elements along a", "x.unsqueeze(d)"),
