@@ -14,12 +14,27 @@ from tdc.autobatch.hoist import Hoist
 from tdc.autobatch.refused import check, refusal
 from tdc.autobatch.source import HELPERS, Source, located
 from tdc.autobatch.syntax import InBlock, Site, call_helper, load, risky, store, subscript_target
-from tdc.autobatch.tree import ITEM, TEMPORARY, Append, Assert, Block, Call, Exit, For, If, Node, Value, Walk, While
+from tdc.autobatch.tree import (
+    ITEM,
+    TEMPORARY,
+    Append,
+    Assert,
+    Block,
+    Call,
+    Exit,
+    For,
+    If,
+    Node,
+    Value,
+    Walk,
+    While,
+)
+from tdc.autobatch.within import OUTSIDE, SEVERAL, Entered
 from tdc.core.errors import UnsupportedError
 
 WALKS = ("enumerate", "zip", "reversed", "range")
 REFUSED = {
-    ast.With: "a block with several ways through it in `with`: put the control flow outside",
+    ast.With: f"{SEVERAL} in `with`: {OUTSIDE}",
     ast.Try: "`try`: errors are for all examples at once",
     ast.Delete: "`del`: it is not needed",
     ast.Global: "`global`: return the value instead",
@@ -83,7 +98,7 @@ class Builder:
         """Add one statement to nodes."""
         found = REFUSED.get(type(stmt))
         if isinstance(stmt, ast.With) and not any(isinstance(n, BRANCHES) for s in stmt.body for n in ast.walk(s)):
-            self.plain(stmt, out)
+            self.within(stmt, out)
         elif found is not None:
             text, _, hint = found.partition(": ")
             raise self.refuse(stmt, text, hint)
@@ -96,6 +111,7 @@ class Builder:
             body, orelse = self.nodes(stmt.body), self.nodes(stmt.orelse)
             out.append(While(pre, test, body, orelse, stmt.lineno))
         elif isinstance(stmt, ast.For):
+            self.names_only("for", stmt.target)
             walk = self.walk(stmt.iter, out)
             given = located(ast.Assign([stmt.target], load(ITEM)), stmt.target)
             assign = in_block(given)
@@ -118,6 +134,27 @@ class Builder:
             self.expression(stmt, out)
         else:
             self.assignment(stmt, out)
+
+    def names_only(self, word: str, target: ast.expr) -> None:
+        """Refuse elements that a statement sets in passing."""
+        for leaf in leaves(target):
+            if not isinstance(leaf, ast.Name):
+                text = f"an element that a `{word}` sets, {ast.unparse(leaf)!r},"
+                raise self.refuse(leaf, text, "set a name, and give the element its value behind")
+
+    def within(self, stmt: ast.With, out: list[Node]) -> None:
+        """The statements of a `with`, which mean what they mean outside."""
+        pre: list[Node] = []
+        for item in stmt.items:
+            if item.optional_vars is not None:
+                self.names_only("with", item.optional_vars)
+            item.context_expr = Lift(self, pre).visit(item.context_expr)
+        for node in pre:
+            self.add(node, out)
+        head = shown(located(ast.With(stmt.items, []), stmt))
+        stmt.items = [InBlock().visit(item) for item in stmt.items]
+        for node in Entered(self.source, stmt, head, self.temporary).nodes(self.nodes(stmt.body)):
+            self.add(node, out)
 
     def expression(self, stmt: ast.Expr, out: list[Node]) -> None:
         """A statement that is an expression: a docstring, or `name.append(value)`."""
@@ -153,11 +190,7 @@ class Builder:
 
     def assign(self, stmt: ast.Assign, out: list[Node]) -> None:
         """`targets = value`, an element or a slice among the targets by way of a temporary name."""
-        inner = [t for target in stmt.targets for t in leaves(target)]
-        if any(isinstance(t, ast.Attribute) for t in inner):
-            hint = "keep it in a local name and return it"
-            raise self.refuse(stmt, f"an attribute that is set, {ast.unparse(stmt.targets[0])!r},", hint)
-        if all(isinstance(t, ast.Name) for t in inner):
+        if all(isinstance(t, ast.Name) for target in stmt.targets for t in leaves(target)):
             self.plain(stmt, out)
             return
         if len(stmt.targets) == 1 and isinstance(stmt.targets[0], ast.Subscript):

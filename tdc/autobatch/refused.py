@@ -64,6 +64,9 @@ def check(source: Source, names: Iterable[str]) -> None:
         if type(node) in WAITS:
             word = WAITS[type(node)]
             raise refusal(source, node, f"`{word}`", "return the results, as a tuple or a tensor")
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            text = f"an attribute that is set, {ast.unparse(node)!r},"
+            raise refusal(source, node, text, "keep it in a local name and return it")
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "print" and "print" not in local:
                 raise refusal(source, node, "a call of `print`", "call f on one example to print")
