@@ -13,7 +13,7 @@ from tdc.autobatch.comprehensions import as_loop, is_loop, with_lists
 from tdc.autobatch.hoist import Hoist
 from tdc.autobatch.refused import check, refusal
 from tdc.autobatch.source import HELPERS, Source, located
-from tdc.autobatch.syntax import InBlock, Site, call_helper, load, risky, store, subscript_target
+from tdc.autobatch.syntax import InBlock, Site, call_helper, load, risky, runs, store, subscript_target
 from tdc.autobatch.tree import (
     ITEM,
     TEMPORARY,
@@ -176,6 +176,8 @@ class Builder:
             if isinstance(target, ast.Name):
                 self.plain(stmt, out)
                 return
+            if isinstance(target, ast.Subscript):
+                self.once(target, out)
             read: Any = ast.parse(ast.unparse(target), mode="eval").body
             value = located(ast.BinOp(read, stmt.op, stmt.value), stmt)
             located(read, stmt)
@@ -194,6 +196,11 @@ class Builder:
             self.plain(stmt, out)
             return
         if len(stmt.targets) == 1 and isinstance(stmt.targets[0], ast.Subscript):
+            target = stmt.targets[0]
+            if any(isinstance(n, ast.NamedExpr) for n in ast.walk(target)):  # the value comes first
+                stmt.value = self.kept(stmt.value, out)
+            if isinstance(target.value, ast.Subscript):
+                self.once(target, out)
             name, value = subscript_target(stmt.targets[0], stmt.value)
             if name not in self.names:
                 raise self.refuse(stmt, f"an element of {name!r}, which is not local,", "give it a local name first")
@@ -203,6 +210,29 @@ class Builder:
         self.plain(located(ast.Assign([store(whole)], stmt.value), stmt), out)
         for target in stmt.targets:
             self.unpack(target, load(whole), stmt, out)
+
+    def kept(self, expr: ast.expr, out: list[Node]) -> ast.expr:
+        """A name for the value of an expression."""
+        name = self.temporary()
+        self.plain(located(ast.Assign([store(name)], expr), expr), out)
+        return located(load(name), expr)
+
+    def once(self, target: ast.Subscript, out: list[Node]) -> None:
+        """Give names to what the indices of a target call: it is both read and set, but computed once."""
+        if isinstance(target.value, ast.Subscript):
+            self.once(target.value, out)
+        target.slice = self.index_once(target.slice, out)
+
+    def index_once(self, index: Any, out: list[Node]) -> Any:
+        """One index, or a part of one."""
+        if isinstance(index, (ast.Tuple, ast.Slice, ast.Starred)):
+            for name, part in ast.iter_fields(index):
+                if isinstance(part, ast.expr):
+                    setattr(index, name, self.index_once(part, out))
+                elif isinstance(part, list):
+                    setattr(index, name, [self.index_once(p, out) for p in part])
+            return index
+        return self.kept(index, out) if runs(index) else index
 
     def unpack(self, target: ast.expr, value: ast.expr, stmt: ast.stmt, out: list[Node]) -> None:
         """One target of several."""

@@ -78,6 +78,12 @@ def risky(expr: ast.expr, site: Site) -> bool:
     return any(isinstance(n, ast.NamedExpr) or (isinstance(n, ast.Call) and site(n)) for n in ast.walk(expr))
 
 
+def runs(expr: ast.expr) -> bool:
+    """Whether an expression sets a name, or calls what may give another value the next time."""
+    calls = any(isinstance(n, ast.Call) and called(n) not in SAFE for n in ast.walk(expr))
+    return calls or any(isinstance(n, ast.NamedExpr) for n in ast.walk(expr))
+
+
 def may_fail(node: ast.AST) -> bool:
     """Whether code may raise an error, or have no finite derivative, for some values."""
     return has_more_than(TOTAL, node)

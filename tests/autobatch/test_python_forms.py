@@ -367,3 +367,36 @@ def test_a_list_of_python_is_asked_for():
 
 def listed(x: Tensor) -> Tensor:
     return x * torch.tensor(x.tolist())
+
+
+def elements_at_random(x: Tensor) -> Any:
+    """Each puts one element, wherever."""
+    y, z, w = torch.arange(4.0) * 10, torch.zeros(4, 2), [0, 0]
+    y[torch.randint(0, 4, ())] += 1
+    z[torch.randint(0, 4, ())][torch.randint(0, 2, ())] = 5.0
+    w[torch.randint(0, 2, ())] -= 1
+    z[:2, torch.randint(0, 2, ())] *= 2
+    return (y % 10).sum() + x, (y // 10).sum(), (z > 0).sum(), w[0] + w[1]
+
+
+def test_an_index_is_computed_once():
+    """Found by hand: `y[torch.randint(4, ())] += 1` read one element and put another."""
+    found = tdc.batch(elements_at_random).map(torch.zeros(40))
+    assert [x.tolist() for x in found] == [[n] * 40 for n in (1, 6, 1, -1)]
+
+
+def named_indices(x: Tensor, n: Tensor) -> Any:
+    y, k = x * 1, -1
+    y[(k := k + 1)] = y[k] * 2
+    z = [[x, x], [x, x]]
+    z[(i := k)][(j := 1)] = y * n
+    a = y[(k := 2)] = n * 3 + k
+    return y, z, k, a, i, j
+
+
+def test_a_value_comes_before_the_place_it_goes_to():
+    """Found by hand: the index had given its name another value by then."""
+    assert_batched_equal(named_indices, [(torch.arange(3.0) + n, torch.tensor(n)) for n in (2, 3)], backends=())
+    assert_batched_equal(
+        named_indices, [(torch.arange(3.0) + n, torch.tensor(n)) for n in (2, 3)], backends=("eager",), lowers="auto"
+    )
