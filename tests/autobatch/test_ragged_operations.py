@@ -303,9 +303,29 @@ def test_len_is_a_number_of_each_example():
     agrees(f, rows(3))
 
 
+def parts(xs):
+    """Of numbers that all examples have."""
+    first, rest = xs.tensor_split(2)
+    second, empty = rest[:1].split([1, 0])
+    left, *right = xs.split(2, 1)
+    return first, second, empty, left * right[0].chunk(2, dim=1)[0], xs.split(split_size=3, dim=-1)
+
+
+def test_parts_of_examples():
+    torch.manual_seed(2)
+    f, columns = tdc.batch(parts), [torch.randn(n, 4, dtype=torch.float64) for n in (3, 2, 4)]
+    for g in (f, compiled(f)):
+        found = pytree.tree_flatten(g(tdc.pack(columns)), is_leaf=is_ragged)[0]
+        alone = [pytree.tree_flatten(parts(x))[0] for x in columns]
+        torch.testing.assert_close(
+            [part for leaf in found for part in leaf.unbind()], [x for c in zip(*alone, strict=True) for x in c]
+        )
+
+
 # -- what is refused
 
 X = tdc.pack([torch.ones(n, 2) for n in (2, 3)])
+PARTS = ("along a ragged dim, which gives each example its own number of parts", "x.tensor_split(n, dim), or for row")
 REFUSED: dict[str, tuple[str, str]] = {
     "xs.nonzero()": ("an operation that ragged examples have, got x.nonzero", "walk along it with for, or compute"),
     "xs.data.mean()": ("an operation that ragged examples have, got x.data", "x.detach()"),
@@ -329,6 +349,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "xs.index_select(1, xs.sum(0).argsort())": ("got torch.index_select with an argument that differs", "share it"),
     "xs.narrow(0, xs.size(0) - 1, 1)": ("got torch.narrow with an argument that differs between", "share it between"),
     "xs.topk(xs.size(0), 0)": ("got torch.topk with an argument that differs between", "share it between them"),
+    **dict.fromkeys(("xs.split(2)", "torch.unsafe_split(xs, 1)", "torch.split_copy(xs, split_size=2)"), PARTS),
+    **dict.fromkeys(("xs.chunk(2)", "torch.chunk(xs, chunks=2, dim=-2)", "xs.unsafe_chunk(2)"), PARTS),
     "xs.flip(bogus=1)": ("an operation that ragged examples have, got bogus= of a ragged example", "walk along it"),
     "torch.vmap(lambda h: xs * h)(torch.ones(2))": ("no transform between a block and its", "transform the function"),
 }  # fmt: skip

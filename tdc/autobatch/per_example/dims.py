@@ -138,6 +138,22 @@ def through(op: Any) -> Op:
     return run
 
 
+def parted(op: Any) -> Op:
+    """A row for `split` and `chunk`: along a ragged dim into parts of sizes that all share."""
+
+    def run(x: Any, size: Any = None, dim: int = 0, **named: Any) -> Any:
+        for given in named.values():  # which has a name of its own in each
+            size = given
+        only_shared(op, size)
+        dim = behind(op, dim, rank(x))
+        if dim in ragged(x, op).ragged_dims and not isinstance(size, (list, tuple)):
+            got = f"torch.{name_of(op)} along a ragged dim, which gives each example its own number of parts"
+            refuse(got, "x.tensor_split(n, dim), or for row in x")
+        return op(x, size, dim)
+
+    return run
+
+
 def static_tail(op: Any) -> Op:
     """`through` for what takes the sizes of the last dims of examples, and weights that all share."""
 
@@ -291,10 +307,9 @@ COUNTED: dict[Any, dict[str, str]] = {
         "kthvalue": "input k dim* keepdim",
         "cumsum cumprod logcumsumexp cummax cummin": "input dim*", "sort": "input dim* descending",
         "argsort": "input dim* descending", "topk": "input k dim*", "transpose": "input dim0* dim1*",
-        "movedim": "input source* destination*", "unbind": "input dim*=0", "chunk": "input chunks dim*=0",
-        "tensor_split": "input indices dim*=0", "split": "input size dim*=0",
+        "movedim": "input source* destination*", "unbind": "input dim*=0",
+        "tensor_split": "input indices dim*=0",
         "split_with_sizes": "input sizes dim*=0", "narrow": "input dim* start length",
-
         "diff": "input n dim* prepend append", "trapezoid cumulative_trapezoid": "y x dim*",
         "diagonal": "input offset dim1*=0 dim2*=1", "diag_embed": "input offset dim1* dim2*",
         "select": "input dim* position", "norm": "input p dim*=all keepdim", "unflatten": "input dim* sizes",
@@ -324,7 +339,7 @@ OLD_MATRICES = "cholesky cholesky_inverse cholesky_solve logdet geqrf qr svd lu_
 OWN: dict[Any, Op] = {
     torch.softmax: softmax(torch.softmax), torch.log_softmax: softmax(torch.log_softmax),
     torch.roll: roll, torch.flip: one_by_one("dims", flip), torch.rot90: rot90, torch.index_fill: index_fill,
-    torch.index_select: index_select,
+    torch.index_select: index_select, torch.split: parted(torch.split), torch.chunk: parted(torch.chunk),
     torch.median: middle(torch.median), torch.nanmedian: middle(torch.nanmedian), torch.linalg.norm: norm,
     F.pad: pad, torch.repeat_interleave: repeat_interleave, torch.numel: numel,
     torch.trace: trace, torch.quantile: quantile(torch.quantile), torch.nanquantile: quantile(torch.nanquantile),
