@@ -32,7 +32,7 @@ from tdc.autobatch.tree import (
 )  # fmt: skip
 from tdc.core.errors import StructureError, message
 
-UNIFORM_CALLS = ("isinstance", "hasattr", "callable", "type")
+UNIFORM_CALLS = ("isinstance", "hasattr", "callable", "type", "is_instance", "is_tensor")
 UNIFORM_TYPES = ("int", "bool", "str", "float")
 Live = frozenset[str]
 Exits = dict[str, Live]
@@ -288,6 +288,8 @@ def is_uniform(expr: ast.expr, tainted: frozenset[str]) -> bool:
         return all(is_uniform(v, tainted) for v in expr.values)
     func = expr.func if isinstance(expr, ast.Call) else None
     if isinstance(expr, ast.Call) and isinstance(func, ast.Attribute) and getattr(func.value, "id", "") == HELPERS:
+        if func.attr in UNIFORM_CALLS:
+            return True
         return all(is_uniform(a.body if isinstance(a, ast.Lambda) else a, tainted) for a in expr.args)
     found = Names(tainted)
     found.visit(expr)

@@ -19,7 +19,7 @@ from tdc.autobatch.per_example.index import FULL, Span
 from tdc.autobatch.per_example.table import refuse
 from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, picked_way, put_rows
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, differing
+from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, differing, flatten
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import constant
@@ -49,6 +49,34 @@ def numbered(x: Any) -> Any:
         hint = "leave out float(...) and .item(): arithmetic and tests take tensors as they are"
         raise UnsupportedError(message(OP, *NUMBER_ASKED, hint=hint))
     return x
+
+
+def text(fn: Any, *args: Any, **options: Any) -> Any:
+    """Python's `str`, `repr`, `ascii`, `format` or `hash`, or a function of the user by that name."""
+    python = fn is str or fn is repr or fn is ascii or fn is format or fn is hash
+    return fn(*[written(x) for x in args] if python else args, **options)
+
+
+def written(x: Any) -> Any:
+    """What goes into a text; torch would write down the tensor of all examples.
+
+    Raises:
+        UnsupportedError: it differs between examples.
+    """
+    for part in flatten(x)[0]:
+        if isinstance(part, RaggedExample) or (isinstance(part, Tensor) and is_batched(part)):
+            hint = "return the value, and write it down outside"
+            refuse("one of a value that differs between examples", hint, "texts of what all examples share")
+    return x
+
+
+def is_instance(fn: Any, x: Any, kinds: Any) -> Any:
+    """Python's `isinstance`, to which a ragged example is a tensor, or a function of the user by that name."""
+    return issubclass(Tensor, kinds) if isinstance(x, RaggedExample) and fn is isinstance else fn(x, kinds)
+
+
+def is_tensor(x: Any) -> bool:
+    return isinstance(x, VALUES)
 
 
 def contains(x: Any, item: Any) -> Any:

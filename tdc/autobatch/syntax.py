@@ -14,7 +14,7 @@ from tdc.autobatch.tree import TEMPORARY
 
 SAFE = (  # calls that a test may run for examples that it does not concern
     "sum", "mean", "any", "all", "abs", "size", "dim", "numel", "norm", "ndim", "len", "isinstance", "float", "bool",
-    "eq", "ne", "lt", "le", "gt", "ge", "length",
+    "eq", "ne", "lt", "le", "gt", "ge", "length", "is_instance", "is_tensor",
 )  # fmt: skip
 FAILING = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 TOTAL = frozenset((  # calls that are finite, with finite derivatives, of ragged examples as well; else nodes are asked
@@ -27,9 +27,11 @@ TOTAL = frozenset((  # calls that are finite, with finite derivatives, of ragged
 ))  # fmt: skip
 CALLS = {  # and their helpers
     "len": "length", "torch.cat": "cat", "torch.concat": "cat", "torch.stack": "stack", "torch.tensor": "tensor",
+    "torch.is_tensor": "is_tensor",
 }  # fmt: skip
 NUMBER_CALLS = ("float", "int", "complex")  # that give a number of Python, and methods
 NUMBER_METHODS = ("item", "tolist")
+TEXT_CALLS = ("str", "repr", "ascii", "format", "hash")  # that give a text, or the like, of a value of Python
 BUILTINS = ("sum", "any", "all", "max", "min")  # that ask for the truth of what they get, or walk along it
 COMPARE: dict[type, str] = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is_",
@@ -126,6 +128,17 @@ def is_fixed(index: ast.expr) -> bool:
     return not any(isinstance(n, (ast.Name, ast.Call, ast.Attribute)) for n in ast.walk(index))
 
 
+def is_text(expr: ast.expr) -> bool:
+    return isinstance(expr, ast.Constant) and isinstance(expr.value, str)
+
+
+def written(expr: ast.expr) -> ast.expr:
+    """An expression whose value goes into a text."""
+    if isinstance(expr, ast.Starred):
+        return located(ast.Starred(written(expr.value), ast.Load()), expr)
+    return located(call_helper("written", [expr]), expr)
+
+
 class InBlock(ast.NodeTransformer):
     """Rewrites what would ask a tensor for its truth, or index by one."""
 
@@ -170,13 +183,30 @@ class InBlock(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id in NUMBER_CALLS and len(node.args) == 1:
             node.args = [located(call_helper("numbered", node.args), node)]
             return node
+        if isinstance(node.func, ast.Name) and node.func.id == "isinstance" and len(node.args) == 2:
+            return located(call_helper("is_instance", [node.func, *node.args]), node)
+        if isinstance(node.func, ast.Name) and node.func.id in TEXT_CALLS:
+            text = ast.Attribute(load(HELPERS), "text", ast.Load())
+            return located(ast.Call(text, [node.func, *node.args], node.keywords), node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "format" and is_text(node.func.value):
+            node.args = [written(part) for part in node.args]
+            for given in node.keywords:
+                given.value = written(given.value)
+            return node
         helper = CALLS.get(dotted(node.func))
         if helper is None:
             return node
         return located(ast.Call(ast.Attribute(load(HELPERS), helper, ast.Load()), node.args, node.keywords), node)
 
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
+        self.generic_visit(node)
+        node.value = written(node.value)
+        return node
+
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
+        if isinstance(node.op, ast.Mod) and is_text(node.left):
+            node.right = written(node.right)
         if not isinstance(node.op, ast.MatMult):
             return node
         return located(call_helper("matmul", [node.left, node.right]), node)

@@ -279,3 +279,24 @@ def test_a_number_that_all_examples_share_may_be_one_of_python():
     f = made("def f(xs, s):\n    return xs.sum() * s.item() + float(s) + len(s[None].tolist())\n")
     rows = tdc.pack([torch.ones(2, 3), torch.ones(1, 3)])
     assert f(rows, torch.tensor(2.0)).tolist() == [15.0, 9.0]
+
+
+TEXTS = ["str(k)", "f'{k}'", "f'{[xs, 1]!r}'", "'%s' % k", "'{}: {x}'.format(1, x=k)", "repr(xs)", "hash(k)"]
+
+
+@pytest.mark.parametrize("code", TEXTS)
+def test_a_text_of_what_differs_is_refused(code: str):
+    """Found by hand: it was torch's of the tensor of all examples."""
+    f = made(f"def f(xs, n):\n    k = 1 if n > 1 else 0\n    return {code}, xs.sum() * k\n")
+    with pytest.raises(tdc.UnsupportedError, match="texts of what all examples share, got one of a value that differs"):
+        f(ROWS, tdc.lanes(torch.tensor([1, 2])))
+
+
+def test_a_text_of_what_all_share():
+    f = made(
+        "def f(xs, d, str=len):\n    y = 0\n    for i in range(2):\n"
+        "        y = y + xs.sum() * d[f'w{i}'] * d['w%d' % i]\n"
+        "    return y + d['{}{n}'.format(*'w', n=0)] + d[format('w0')] * str([1, xs])\n"
+    )
+    for run in (f, torch.compile(lambda *args: f(*args), backend="eager", fullgraph=True)):
+        assert run(ROWS, {"w0": 1.0, "w1": 2.0}).tolist() == [33.0, 18.0]

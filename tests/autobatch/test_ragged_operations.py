@@ -316,10 +316,21 @@ def test_parts_of_examples():
     f, columns = tdc.batch(parts), [torch.randn(n, 4, dtype=torch.float64) for n in (3, 2, 4)]
     for g in (f, compiled(f)):
         found = pytree.tree_flatten(g(tdc.pack(columns)), is_leaf=is_ragged)[0]
-        alone = [pytree.tree_flatten(parts(x))[0] for x in columns]
-        torch.testing.assert_close(
-            [part for leaf in found for part in leaf.unbind()], [x for c in zip(*alone, strict=True) for x in c]
-        )
+        ours = zip(*[leaf.unbind() for leaf in found], strict=True)
+        torch.testing.assert_close([[*one] for one in ours], [pytree.tree_flatten(parts(x))[0] for x in columns])
+
+
+def asked(xs):
+    """What an example is."""
+    if isinstance(xs, Tensor) and torch.is_tensor(xs):
+        y = xs * 2
+    kinds = [isinstance(xs, (list, Tensor)), isinstance(xs, list), isinstance(3, int)]
+    return y.sum(), *[k + 0 for k in kinds]
+
+
+def test_an_example_is_a_tensor():
+    agrees(asked, rows(2))
+    agrees(asked, rows(2), run=compiled)
 
 
 # -- what is refused
