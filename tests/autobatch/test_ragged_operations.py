@@ -320,6 +320,18 @@ def test_parts_of_examples():
         torch.testing.assert_close([[*one] for one in ours], [pytree.tree_flatten(parts(x))[0] for x in columns])
 
 
+def methods_of_tensors(xs):
+    """Found by hand: torch's own methods take no ragged batch."""
+    other = xs * 2 + 1
+    return xs[:, :1].expand_as(other), xs.view_as(other), xs.mT.reshape_as(xs.T), xs.unfold(1, 2, 1) * 3
+
+
+def test_methods_of_tensors():
+    torch.manual_seed(2)
+    agrees(methods_of_tensors, rows(3))
+    agrees(methods_of_tensors, rows(3), run=compiled)
+
+
 def asked(xs):
     """What an example is."""
     if isinstance(xs, Tensor) and torch.is_tensor(xs):

@@ -244,6 +244,11 @@ def index_select(input: Any, dim: int, index: Any) -> Any:
     return torch.index_select(ragged(input, torch.index_select), behind("index_select", dim, rank(input)), index)
 
 
+def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
+    only_shared(torch.Tensor.unfold, size, step)
+    return ragged(input, torch.Tensor.unfold).unfold(behind("unfold", dimension, rank(input)), size, step)
+
+
 def msort(input: Any) -> Any:
     return torch.sort(ragged(input, torch.msort), 1)[0]
 
@@ -315,7 +320,6 @@ COUNTED: dict[Any, dict[str, str]] = {
         "select": "input dim* position", "norm": "input p dim*=all keepdim", "unflatten": "input dim* sizes",
         "aminmax": "input dim*=flat keepdim", "prod": "input dim*=flat keepdim", "cross": "input other dim*",
     },
-    torch.Tensor: {"unfold": "input dimension* size step"},
     F: {
         "softmin": "input dim*", "normalize": "input p dim*=1 eps", "cosine_similarity": "x1 x2 dim*=1 eps",
         "gumbel_softmax": "logits tau hard eps dim*", "glu": "input dim*",
@@ -339,7 +343,8 @@ OLD_MATRICES = "cholesky cholesky_inverse cholesky_solve logdet geqrf qr svd lu_
 OWN: dict[Any, Op] = {
     torch.softmax: softmax(torch.softmax), torch.log_softmax: softmax(torch.log_softmax),
     torch.roll: roll, torch.flip: one_by_one("dims", flip), torch.rot90: rot90, torch.index_fill: index_fill,
-    torch.index_select: index_select, torch.split: parted(torch.split), torch.chunk: parted(torch.chunk),
+    torch.index_select: index_select, torch.Tensor.unfold: unfold,
+    torch.split: parted(torch.split), torch.chunk: parted(torch.chunk),
     torch.median: middle(torch.median), torch.nanmedian: middle(torch.nanmedian), torch.linalg.norm: norm,
     F.pad: pad, torch.repeat_interleave: repeat_interleave, torch.numel: numel,
     torch.trace: trace, torch.quantile: quantile(torch.quantile), torch.nanquantile: quantile(torch.nanquantile),

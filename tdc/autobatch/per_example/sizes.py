@@ -156,13 +156,13 @@ def like_other(input: Any, other: Any) -> Any:
     if not isinstance(other, NestedTensor):
         refuse("x.expand_as(h) of a dense h", "x.expand(sizes)")
     if isinstance(input, NestedTensor):
-        return torch.Tensor.expand_as(of_rank(input, rank(y)), y)
+        return of_rank(input, rank(y)).expand_as(y)
     dense = of_rank(input, rank(y))
     return torch.where(torch.ones_like(y, dtype=torch.bool), dense, dense.new_zeros(()))
 
 
 def view_as(input: Any, other: Any) -> Any:
-    return torch.Tensor.view_as(ragged(input, torch.Tensor.view_as), ragged(other, torch.Tensor.view_as))
+    return ragged(input, torch.Tensor.view_as).view_as(ragged(other, torch.Tensor.view_as))
 
 
 def permute(input: Any, order: list[Any]) -> Any:
