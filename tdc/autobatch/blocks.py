@@ -129,7 +129,7 @@ SAID = (  # what is in torch's message, and what ours says
     ("doesn't have storage", *NO_NUMBER),
     (
         "data-dependent control flow", "tests that tdc.batch sees", "one in a function that is called",
-        "decorate that function with tdc.batch",
+        "decorate that function with tdc.batch, and call it as f(x) or self.f(x), under no other local name",
     ),
     (
         "differently shaped", "results of one shape", "x[mask] or the like, of another size for each example",

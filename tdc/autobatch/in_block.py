@@ -70,6 +70,20 @@ def written(x: Any) -> Any:
     return x
 
 
+def as_bool(fn: Any, *args: Any) -> Any:
+    """Python's `bool`, of each example, or a function of the user by that name."""
+    return truth(*args) if fn is bool else fn(*args)
+
+
+def rounded(fn: Any, x: Any, *digits: Any) -> Any:
+    """Python's `round`, of a number of each example, or a function of the user by that name."""
+    if fn is not round or not isinstance(x, Tensor) or x.ndim:
+        return fn(x, *digits)
+    if not x.is_floating_point():
+        return x
+    return torch.round(x, decimals=digits[0]) if digits else torch.round(x).long()
+
+
 def is_instance(fn: Any, x: Any, kinds: Any) -> Any:
     """Python's `isinstance`, to which a ragged example is a tensor, or a function of the user by that name."""
     return issubclass(Tensor, kinds) if isinstance(x, RaggedExample) and fn is isinstance else fn(x, kinds)
@@ -230,8 +244,16 @@ def slice(start: Any, stop: Any, step: Any) -> Any:
 
 
 def is_position(i: Any) -> bool:
-    """Whether an index is a tensor that stands for one position."""
-    return isinstance(i, Tensor) and i.ndim == 0 and i.dtype != torch.bool and not i.is_floating_point()
+    """Whether an index is a tensor that stands for one position.
+
+    Raises:
+        UnsupportedError: it is of uint8, which torch takes for a mask.
+    """
+    if not isinstance(i, Tensor) or i.ndim or i.dtype is torch.bool:
+        return False
+    if i.dtype is torch.uint8:
+        refuse("one of uint8, which torch takes for a mask", "x[i.long()]", "a position of another dtype")
+    return not i.is_floating_point()
 
 
 def get(x: Any, index: Any) -> Any:

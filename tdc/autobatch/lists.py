@@ -69,12 +69,17 @@ class Grown(Compound):
     def __iter__(self) -> Any:
         raise refusal("a walk along a list inside an expression")
 
+    def __add__(self, other: Any) -> Any:
+        raise refusal("`+` or `*` of lists")
+
+    __radd__ = __mul__ = __rmul__ = __add__
+
 
 register(Grown, Grown.parts, lambda values, constants: Grown(*values, *constants), lambda _: ("items", "count"))
 
 
 def refusal(got: str) -> UnsupportedError:
-    hint = "torch.stack(out), out[i], len(out), or for x in out"
+    hint = "torch.stack(out), out[i], len(out), out.append(x), or for x in out"
     return UnsupportedError(message(OP, "what a list that grew differently can do", got, hint=hint))
 
 

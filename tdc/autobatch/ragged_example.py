@@ -219,6 +219,8 @@ def index_entry(entry: Any, level: int) -> Any:
     """An entry of an index as that of the batch."""
     if isinstance(entry, index.Span):
         return index.Span(*[whole(e, level) for e in entry])
+    if isinstance(entry, Tensor) and entry.ndim == 0 and entry.dtype is torch.uint8:
+        table.refuse("one of uint8, which torch takes for a mask", "x[i.long()]", "a position of another dtype")
     return whole(entry, level)
 
 

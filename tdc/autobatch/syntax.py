@@ -14,7 +14,7 @@ from tdc.autobatch.tree import TEMPORARY
 
 SAFE = (  # calls that a test may run for examples that it does not concern
     "sum", "mean", "any", "all", "abs", "size", "dim", "numel", "norm", "ndim", "len", "isinstance", "float", "bool",
-    "eq", "ne", "lt", "le", "gt", "ge", "length", "is_instance", "is_tensor",
+    "eq", "ne", "lt", "le", "gt", "ge", "length", "is_instance", "is_tensor", "as_bool",
 )  # fmt: skip
 FAILING = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 TOTAL = frozenset((  # calls that are finite, with finite derivatives, of ragged examples as well; else nodes are asked
@@ -188,6 +188,9 @@ class InBlock(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id in TEXT_CALLS:
             text = ast.Attribute(load(HELPERS), "text", ast.Load())
             return located(ast.Call(text, [node.func, *node.args], node.keywords), node)
+        if isinstance(node.func, ast.Name) and node.func.id in ("bool", "round") and node.args and not node.keywords:
+            name = "as_bool" if node.func.id == "bool" else "rounded"
+            return located(call_helper(name, [node.func, *node.args]), node)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "format" and is_text(node.func.value):
             node.args = [written(part) for part in node.args]
             for given in node.keywords:

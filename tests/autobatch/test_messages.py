@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -300,3 +301,30 @@ def test_a_text_of_what_all_share():
     )
     for run in (f, torch.compile(lambda *args: f(*args), backend="eager", fullgraph=True)):
         assert run(ROWS, {"w0": 1.0, "w1": 2.0}).tolist() == [33.0, 18.0]
+
+
+GREW = "what a list that grew differently can do, got `+` or `*` of lists"
+BYTE = "a position of another dtype, got one of uint8, which torch takes for a mask"
+WORDS = {
+    "[x.sum() for x in xs] + [n]": GREW,
+    "[n] + [x.sum() for x in xs]": GREW,
+    "2 * [x.sum() for x in xs]": GREW,
+    "xs[n.byte()]": BYTE,
+    "xs[0][n.byte()]": BYTE,
+    "[xs, xs][n.byte()]": BYTE,
+    "[cell][0](n)": "and call it as f(x) or self.f(x), under no other local name",
+}
+
+
+@pytest.mark.parametrize("code", WORDS)
+def test_what_cannot_be_said(code: str):
+    f = made(f"def f(xs, n):\n    return {code}\n")
+    f.fn.__globals__["cell"] = made("def f(n):\n    return n if n > 0 else -n\n")
+    with pytest.raises(tdc.UnsupportedError, match=re.escape(WORDS[code])):
+        f(ROWS, tdc.lanes(torch.tensor([0, 1])))
+
+
+def test_an_element_at_a_position_of_uint8():
+    f = made("def f(x, n):\n    y = x * 1\n    y[n] = 3\n    return y\n")
+    with pytest.raises(tdc.UnsupportedError, match=BYTE):
+        f.map(ONE(2, 3), torch.tensor([0, 1], dtype=torch.uint8))

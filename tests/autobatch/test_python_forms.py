@@ -400,3 +400,16 @@ def test_a_value_comes_before_the_place_it_goes_to():
     assert_batched_equal(
         named_indices, [(torch.arange(3.0) + n, torch.tensor(n)) for n in (2, 3)], backends=("eager",), lowers="auto"
     )
+
+
+def of_numbers(x: Tensor, n: Tensor) -> Any:
+    k, y = 0, 0.5
+    for _ in range(n):
+        k, y = k + 1, y + 1
+    return round(k), round(y), round(y / 4, 2), round(3.7), bool(k), bool(x > 1 and n), bool(3)
+
+
+@pytest.mark.parametrize("backends", [(), ("eager",)])
+def test_round_and_bool(backends: tuple[str, ...]):
+    examples = [(torch.tensor(x), torch.tensor(n)) for x, n in ((0.5, 0), (1.5, 1), (2.5, 2), (1.5, 3))]
+    assert_batched_equal(of_numbers, examples, backends=backends, lowers="auto")
