@@ -96,7 +96,7 @@ def shown(n: int) -> str:
     return f"{n}"
 
 
-trace_as(shown, lambda n: "n")
+trace_as(shown, lambda *args: "n")
 
 
 def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str = LISTED) -> list[Any]:

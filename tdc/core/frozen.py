@@ -61,12 +61,19 @@ def constant_of(slot: str) -> Op:
     `1 in dims` as of any object, so that a graph computed other numbers (2.11-2.13).
     """
 
-    return lambda self: index(getattr(self, slot))
+    def read(self: Any) -> int:
+        return index(getattr(self, slot))
+
+    return read
 
 
 def constants_of(slot: str) -> Op:
     """`constant_of` for a tuple of dims."""
-    return lambda self: tuple([index(d) for d in getattr(self, slot)])
+
+    def read(self: Any) -> tuple[int, ...]:
+        return tuple([index(d) for d in getattr(self, slot)])
+
+    return read
 
 
 def read_only(name: str, prop: property) -> property:
