@@ -38,7 +38,7 @@ def widest(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NestedTenso
     """The first NestedTensor among the operands; where layouts differ, one with the dims that they broadcast to."""
     like = first_of(NestedTensor, op, args, kwargs)
     for x in (*args, *kwargs.values()) if kwargs else args:
-        if x is not like and isinstance(x, NestedTensor) and not one_layout(x, like):
+        if isinstance(x, NestedTensor) and x is not like and not one_layout(x, like):
             return spanned(op, [a for a in (*args, *kwargs.values()) if isinstance(a, NestedTensor)])
     return like
 

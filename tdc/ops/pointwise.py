@@ -141,10 +141,8 @@ trace_as(values_beside, lambda *args: None)
 
 def packed_operand(x: Any, like: NestedTensor, op: Op) -> Any:
     """An operand as it broadcasts against the packed values of `like`."""
-    if x is like:
-        return like._values
     if isinstance(x, NestedTensor):
-        if x._structure is like._structure and x._values.ndim == like._values.ndim:
+        if x is like or (x._structure is like._structure and x._values.ndim == like._values.ndim):
             return x._values
         return onto(x, like, op)
     if isinstance(x, Tensor) and x.ndim > 0:

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from versions import refused
 
 import tdc
 from tdc.compile import counted
@@ -114,8 +113,7 @@ def test_numbers_that_vary(name: str, padded: bool):
     f = torch.compile(fn, backend="eager", fullgraph=True)
     numbers = (1, 2, 1) if "norm" not in name else (1.0, 2.0, math.inf, 1.0, -math.inf)
     for n in numbers:
-        with refused("UserDefinedObjectVariable", name == "norm" and not padded and n == 2):  # beside a symbol
-            assert_close(f(x, n), fn(x, n))
+        assert_close(f(x, n), fn(x, n))
 
 
 @PADDED

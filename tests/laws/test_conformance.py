@@ -17,7 +17,6 @@ import pytest
 import torch
 from catalogue import is_representative, samples, title
 from harness import Sample, case_of, check, check_gap
-from versions import refused
 
 import tdc
 from tdc.compile import counted
@@ -95,9 +94,8 @@ def test_where_all_numbers_vary(rule: Rule):
     torch.compiler.reset()
     cases = [case_of(rule, chosen(rule, "compile")[0], lengths, 0, True) for lengths in LENGTHS]
     run = counted(cases[0].run, backend="eager", dynamic=True)
-    with refused("UserDefinedObjectVariable", (rule.name, rule.kind) == ("masked_fill", "nested")):  # beside a symbol
-        assert not [line for case in cases for line in case.compare(run(*case.inputs))]
-        assert run.counts.compiles <= 1
+    assert not [line for case in cases for line in case.compare(run(*case.inputs))]
+    assert run.counts.compiles <= 1
 
 
 def test_refused_rows_say_why():
