@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import is_symbol, trace_as
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
 from tdc.core.typing import OpName
 
@@ -92,11 +92,16 @@ def is_infinite(x: float) -> bool:
 
 
 def shown(n: int) -> str:
-    """A number in the text of an assertion. In a graph, which may serve many, it is called n."""
+    """A number in the text of an assertion; one that varies in a graph is called n."""
     return f"{n}"
 
 
-trace_as(shown, lambda *args: "n")
+def shown_traced(n: int) -> str:
+    """What Dynamo traces in place of `shown`."""
+    return "n" if is_symbol(n) else f"{n}"
+
+
+trace_as(shown, shown_traced)
 
 
 def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str = LISTED) -> list[Any]:

@@ -230,6 +230,11 @@ def certain_symbol(condition: bool) -> bool:
 trace_as(certain, certain_symbol)
 
 
+def is_symbol(n: int) -> bool:
+    """Whether a number is a symbol of a graph. Whoever traces has loaded the module."""
+    return not internals.fx.experimental.symbolic_shapes.has_static_value(n)
+
+
 def is_zero(n: int) -> bool:
     """Whether a size is `known` to be 0."""
     return known(n == 0)
@@ -272,11 +277,7 @@ def without_vmap(condition: Tensor) -> Tensor:
     return condition
 
 
-def as_is(condition: Tensor) -> Tensor:
-    return condition
-
-
-trace_as(without_vmap, as_is)
+trace_as(without_vmap, lambda *args: args[0])
 
 
 def program_stack() -> traceback.StackSummary:

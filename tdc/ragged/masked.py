@@ -252,12 +252,12 @@ def in_rectangle(x: MaskedBatch, sizes: Sequence[int], fill: float = 0) -> Maske
 def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch, fill: float = 0) -> MaskedBatch:
     """`b` in a rectangle of the size of `a`: they combine when their lengths are one tensor or equal by value; else a
     StructureError."""
-    hint = "build both from one batch, e.g. x.with_data(y)"
-    if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim) or known(len(a) != len(b)):
-        got = f"ragged dims {a.ragged_dims} of {len(a)} rows and {b.ragged_dims} of {len(b)}"
+    rows, others, hint = a.lengths.shape[0], b.lengths.shape[0], "build both from one batch, e.g. x.with_data(y)"
+    if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim) or known(rows != others):
+        got = f"ragged dims {a.ragged_dims} of {rows} rows and {b.ragged_dims} of {others}"
         raise StructureError(message(op, "operands of one ragged structure", got, hint=hint))
     if a.lengths is not b.lengths:
-        hold(len(a) == len(b))
+        hold(rows == others)
         text = message(op, "operands of one ragged structure", "rows of different lengths", hint=hint)
         require((a.lengths == b.lengths).all(), text)
     return in_rectangle(b, [a.data.shape[d] for d in a.ragged_dims], fill)
