@@ -97,7 +97,7 @@ def shown(n: int) -> str:
 
 
 def shown_traced(n: int) -> str:
-    """What Dynamo traces in place of `shown`."""
+    """What Dynamo traces instead of `shown`."""
     return "n" if is_symbol(n) else f"{n}"
 
 

@@ -26,7 +26,7 @@ class Frozen:
 
     __slots__ = ()
     _title = ""  # what messages call the class, where `tdc` does not have it by its name
-    _constants: ClassVar[dict[str, Op]] = {}  # properties that are dims, and what Dynamo traces in place of each
+    _constants: ClassVar[dict[str, Op]] = {}  # properties that are dims, and what Dynamo traces instead of each
     _settings: ClassVar[dict[str, str]] = {}  # for some names, what to write instead of assigning
     _instead = "build a changed copy: a method that returns a new object, or the constructor"
 
@@ -54,8 +54,7 @@ class Frozen:
 
 
 def constant_of(slot: str) -> Op:
-    """What Dynamo traces in place of a property that reads a dim from a slot: it is a constant, and a graph serves no
-    other.
+    """What Dynamo traces instead of a property that reads a dim from a slot: a constant, and a graph serves no other.
 
     An int that differs between calls, and any int under `dynamic=True`, is a symbol otherwise. Of that Dynamo answers
     `1 in dims` as of any object, so that a graph computed other numbers (2.11-2.13).

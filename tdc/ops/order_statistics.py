@@ -123,7 +123,10 @@ def nothing(values: Tensor) -> float:
 def median_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     """`median` and `nanmedian`."""
     run = partial(ranked, op, partial(median_rank, op is torch.nanmedian))
-    dense = lambda v, axis: op(v.contiguous(), axis, True)  # noqa: E731 - of an expanded dim torch reads other memory
+
+    def dense(values: Tensor, axis: int) -> Any:
+        return op(values.contiguous(), axis, True)  # of an expanded dim torch reads other memory
+
     return reduce_along(op, run, x, dim, keepdim, dense)
 
 
