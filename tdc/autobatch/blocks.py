@@ -16,8 +16,8 @@ from tdc.autobatch.source import OP
 from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, Lane, flatten, is_lane, is_tree, lane_of, unflatten
 from tdc.compile._torch.lanes import map_lanes
 from tdc.compile._torch.levels import current_level
-from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
+from tdc.core.dynamo import is_batched
 from tdc.core.errors import UnsupportedError, message
 from tdc.ragged.nested import NestedTensor
 

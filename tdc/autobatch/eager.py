@@ -20,7 +20,7 @@ from tdc.autobatch.source import OP
 from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
 from tdc.autobatch.values import RESULT, UNDEFINED, Lane, no_condition, no_return, no_value, select
 from tdc.autobatch.walks import walk
-from tdc.compile._torch.tracing import is_batched
+from tdc.core.dynamo import is_batched
 from tdc.core.errors import UnsupportedError, message
 
 Exits = dict[str, list["Group"]]

@@ -20,9 +20,8 @@ from tdc.autobatch.per_example.table import refuse
 from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, picked_way, put_rows
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, differing, flatten
-from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
-from tdc.core.dynamo import constant
+from tdc.core.dynamo import constant, is_batched
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, message, show_sizes
 
 VALUES: Any = (Tensor, RaggedExample)  # what an example has

@@ -12,9 +12,8 @@ from torch import Tensor
 from tdc.autobatch.lists import Grown, refusal
 from tdc.autobatch.ragged_example import RaggedExample
 from tdc.compile._torch.levels import current_level, mapped, outside, physical
-from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
-from tdc.core.dynamo import constant
+from tdc.core.dynamo import constant, is_batched
 from tdc.core.pytree import tree_leaves
 from tdc.ragged.masked import MaskedBatch
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from tdc.autobatch.per_example import index, table
 from tdc.autobatch.values import Lane, lane_of
 from tdc.compile._torch.levels import current_level, mapped, outside, physical
-from tdc.compile._torch.tracing import is_batched
 from tdc.core.arguments import normal_dim
+from tdc.core.dynamo import is_batched
 from tdc.core.rules import OPERATORS, REFLECTED, SWAPPED, UNARY_OPERATORS
 from tdc.core.typing import Op
 from tdc.ragged.nested import NestedTensor

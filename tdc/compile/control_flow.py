@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.tracing import before_operator, is_batched, refuse_in_scan, trace_outside, while_operator
+from tdc.compile._torch.tracing import before_operator, refuse_in_scan, trace_outside, while_operator
 from tdc.compile.carries import agree, moving, replaced, split, tensors_of
 from tdc.compile.upstream import (
     Code,
@@ -42,6 +42,7 @@ from tdc.compile.upstream import (
     traced,
 )
 from tdc.core.arguments import expect_function
+from tdc.core.dynamo import is_batched
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 
 Fn = Callable[..., Any]

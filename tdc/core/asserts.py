@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tdc.core.dynamo import assert_async, without_vmap
+from tdc.core.dynamo import without_vmap
 from tdc.core.errors import StructureError
+from tdc.core.torch_functions import assert_async
 
 
 def require(condition: Tensor, text: str, error: type[Exception] = StructureError) -> None:

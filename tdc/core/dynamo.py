@@ -1,37 +1,49 @@
-"""What `tdc` asks of the private parts of torch, one function for each thing wanted (torch 2.11-2.13).
+"""What `tdc` asks of the private parts of torch, one function for each thing wanted (torch 2.11-2.15).
 
     marks         a function whose result is a constant of the graph, another function in its stead, sizes that vary
     questions     whether operations run as they are called, under a transform of `torch.func`, on which line of a user
     features      what not every torch can do; each is asked of torch itself, not of its version
-    functions     those that torch hands on to containers, and the names under which it hands them on
-    kernels       operations of torch that have no public name
+    storage       what tensors share, and modules that load late
 
 Dynamo knows its marks by the names of attributes. They are set here by hand, since to import Dynamo takes a second.
 What torch.compile, `torch.export` and Inductor are asked besides is in `tdc/compile/_torch/`.
 
-Invariant: no other module names what is private to torch, but for `core/levels.py` and `core/pytree.py`.
-`core/probes.py` asks whether the torch that is installed still has all of it.
+Invariants: no other module names what is private to torch, but for `core/levels.py` and `core/pytree.py`. Each name is
+found by `core/private.py`, and one that is gone costs a feature. `core/probes.py` asks whether the torch that is
+installed still does what its names say.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from pkgutil import resolve_name
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.typing import Op
+from tdc.core.private import find, find_or, optional
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 Out = TypeVar("Out")
 Stamp = int | tuple[int, int]
 internals: Any = torch  # parts of torch without types
-functorch = internals._C._functorch
+
+
+def always(*args: Any) -> bool:
+    """The careful answer where a question cannot be asked: a transform is active, so plain rules run."""
+    return True
+
+
+def never(*args: Any) -> bool:
+    """What Dynamo traces in place of questions that are about eager code."""
+    return False
+
+
+def no_levels() -> list[Any]:
+    """Transforms of `torch.func` where torch does not list them."""
+    return []
 
 
 # -- marks
@@ -92,9 +104,10 @@ def mark_only_result(x: Tensor, dim: int) -> Tensor:
     return x
 
 
+@optional("addresses of states marked", lost="a copy of each state in CUDA graphs", instead=lambda x: None)
 def mark_address(x: Tensor) -> None:
     """Tell torch.compile that a tensor stays where it is, so that a CUDA graph may write into it."""
-    internals._dynamo.mark_static_address(x, guard=False)
+    find("torch._dynamo:mark_static_address", takes=("guard",))(x, guard=False)
 
 
 def has_address(x: Tensor) -> bool:
@@ -117,17 +130,27 @@ trace_as(mark_result, mark_traced)
 # -- questions
 
 current_stream: Callable[[int], int] = getattr(internals._C, "_cuda_getCurrentRawStream", int)  # its number, of a GPU
-under_transform: Callable[[], bool] = internals._C._are_functorch_transforms_active  # of torch.func; can be traced
+under_transform: Callable[[], bool] = find_or(  # of torch.func; can be traced
+    always, "torch:_C._are_functorch_transforms_active", feature="eager calls told", lost="speed of eager calls"
+)
+interpreter_stack: Callable[[], list[Any] | None] = find_or(
+    no_levels, "torch:_C._functorch.get_interpreter_stack", feature="transforms listed",
+    lost="forward-mode derivatives of some operators",
+)  # fmt: skip
+is_wrapped: Callable[[Tensor], bool] = find_or(
+    never, "torch:_C._functorch.is_functorch_wrapped_tensor", feature="assertions under vmap", lost="a check"
+)
+is_batched: Callable[[Any], bool] = find_or(  # whether a tensor stands for one example of a vmap; can be traced
+    never, "torch:_C._functorch.is_batchedtensor", feature="vmapped tensors told", lost="lanes of tdc.batch"
+)
+count_modes: Callable[[], int] = find_or(
+    always, "torch:_C._len_torch_dispatch_stack", feature="dispatch modes told", lost="speed of eager calls"
+)
 
 
 def eager() -> bool:
     """Whether operations run as they are called: neither traced nor under a transform of `torch.func`."""
     return not under_transform()
-
-
-def never(*args: Any) -> bool:
-    """What Dynamo traces in place of questions that are about eager code."""
-    return False
 
 
 def readable() -> bool:
@@ -138,13 +161,15 @@ def readable() -> bool:
 
 def under_mode() -> bool:
     """Whether a dispatch mode decides what operations do, as where a graph is traced; one that watches does not."""
-    modes = internals._C._len_torch_dispatch_stack()
+    modes = count_modes()
     return bool(modes) and not only_watched(modes)
 
 
+@optional("watching modes told", lost="speed under TorchDispatchMode", instead=never)
 def only_watched(modes: int) -> bool:
-    """Whether so many dispatch modes let every operation run as it is called."""
-    return all([hasattr(internals._C._get_dispatch_stack_at(i), "watches") for i in range(modes)])
+    """True if so many dispatch modes let every operation run as it is called."""
+    mode_at = find("torch:_C._get_dispatch_stack_at")
+    return all([hasattr(mode_at(i), "watches") for i in range(modes)])
 
 
 trace_as(eager, never)
@@ -185,8 +210,7 @@ def exporting() -> bool:
 @constant
 def in_direction() -> bool:
     """Whether a `torch.func.jvp` is around the call."""
-    stack = functorch.get_interpreter_stack()
-    return any([level.key() == functorch.TransformType.Jvp for level in stack or ()])
+    return any([level.key().name == "Jvp" for level in interpreter_stack() or ()])
 
 
 def takes_functions() -> bool:
@@ -197,7 +221,7 @@ def takes_functions() -> bool:
 @constant
 def takes_functions_traced() -> bool:
     """What Dynamo traces in place of `takes_functions`."""
-    stack = functorch.get_interpreter_stack() or ()
+    stack = interpreter_stack() or ()
     return len(stack) <= 1 and not in_direction()
 
 
@@ -211,7 +235,16 @@ def known(condition: bool) -> bool:
 
 def known_symbol(condition: bool) -> bool:
     """`known` of sizes in a graph. Whoever traces has loaded the module."""
+    if not asks("guard_or_false"):
+        return bool(condition)
     return internals.fx.experimental.symbolic_shapes.guard_or_false(condition)
+
+
+@constant
+@optional("sizes asked without a guard", lost="a recompile where a size crosses a threshold", instead=never)
+def asks(name: str) -> bool:
+    """True if torch has a function that answers questions about sizes in a graph."""
+    return callable(find(f"torch.fx.experimental.symbolic_shapes:{name}"))
 
 
 trace_as(known, known_symbol)
@@ -224,7 +257,7 @@ def certain(condition: bool) -> bool:
 
 def certain_symbol(condition: bool) -> bool:
     """`certain` of sizes in a graph. Whoever traces has loaded the module."""
-    return internals.fx.experimental.symbolic_shapes.statically_known_true(condition)
+    return asks("statically_known_true") and internals.fx.experimental.symbolic_shapes.statically_known_true(condition)
 
 
 trace_as(certain, certain_symbol)
@@ -232,7 +265,7 @@ trace_as(certain, certain_symbol)
 
 def is_symbol(n: int) -> bool:
     """Whether a number is a symbol of a graph. Whoever traces has loaded the module."""
-    return not internals.fx.experimental.symbolic_shapes.has_static_value(n)
+    return asks("has_static_value") and not internals.fx.experimental.symbolic_shapes.has_static_value(n)
 
 
 def is_zero(n: int) -> bool:
@@ -271,10 +304,16 @@ trace_as(smaller, smaller_traced)
 
 def without_vmap(condition: Tensor) -> Tensor:
     """A condition for all members of a `torch.vmap`, which has no rule for assertions, below the levels of `grad`."""
-    while functorch.is_functorch_wrapped_tensor(condition):
-        mapped, condition = functorch.is_batchedtensor(condition), functorch.get_unwrapped(condition)
+    while is_wrapped(condition):
+        mapped, condition = is_batched(condition), unwrapped(condition)
         condition = condition.all() if mapped else condition
     return condition
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """A tensor one level of a transform below."""
+    found: Tensor = find("torch:_C._functorch.get_unwrapped")(x)
+    return found
 
 
 trace_as(without_vmap, lambda *args: args[0])
@@ -282,17 +321,28 @@ trace_as(without_vmap, lambda *args: args[0])
 
 def program_stack() -> traceback.StackSummary:
     """The calls that led here, outermost first: those of the program that Dynamo traces, else those of Python."""
-    context = internals._guards.TracingContext
-    traced = context.extract_stack() if context.try_get() is not None else None
-    return traced or traceback.extract_stack()
+    return traced_stack() or traceback.extract_stack()
+
+
+@optional("lines of traced programs", lost="the line in errors of compiled code", instead=lambda: None)
+def traced_stack() -> traceback.StackSummary | None:
+    """The calls of the program that Dynamo traces; None where nothing is traced."""
+    context = find("torch._guards:TracingContext")
+    return context.extract_stack() if context.try_get() is not None else None
 
 
 # -- features
 
 
+@optional("rules of vmap told", lost="hash_tensor and recurrent nets under vmap", instead=never)
+def has_kernel(name: str, key: str) -> bool:
+    """True if torch has a kernel of an operation for a dispatch key."""
+    return find("torch:_C._dispatch_has_kernel_for_dispatch_key")(f"aten::{name}", key)
+
+
 def maps_views_of_bits() -> bool:
     """Whether `torch.vmap` has a rule for `x.view(dtype)` (from torch 2.12)."""
-    return internals._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")
+    return has_kernel("view.dtype", "FuncTorchBatched")
 
 
 @constant
@@ -316,7 +366,7 @@ def watching(see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None], reads:
         reads: whether tensors stay `readable` there, so that the same operations run as elsewhere.
     """
 
-    class Watching(internals.utils._python_dispatch.TorchDispatchMode):
+    class Watching(find("torch.utils._python_dispatch:TorchDispatchMode")):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             see(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
@@ -327,9 +377,10 @@ def watching(see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None], reads:
     return mode
 
 
+@optional("settings of Dynamo", lost="counts of the doctor", instead=lambda fn, **settings: fn())
 def configured(fn: Callable[[], Out], **settings: bool) -> Out:
     """A call under other settings of Dynamo."""
-    with internals._dynamo.config.patch(**settings):
+    with find("torch._dynamo.config:patch")(**settings):
         return fn()
 
 
@@ -345,98 +396,19 @@ def with_own_graphs(fn: Any) -> Any:
     return own
 
 
-# -- functions that torch hands on
-
-LEFT_OUT: dict[Any, tuple[Op, ...]] = {
-    torch: (torch.fill, torch.rand_like, torch.randn_like, torch.randint_like, torch.vander),
-    F: (F.hardsigmoid, F.hardswish),
-}
-
-
-def hand_on(module: Any, ops: tuple[Op, ...]) -> None:
-    """Put functions of a module into torch's list of those that it hands on to classes with `__torch_function__`.
-
-    Eagerly it hands on all of them. In a graph Dynamo goes by `torch.overrides.get_overridable_functions`, which leaves
-    some out, and refuses containers as their arguments. A list that Dynamo made before `tdc` was imported lacks them.
-    """
-    known: list[Op] = internals.overrides.get_overridable_functions()[module]
-    known += [op for op in ops if op not in known]
-
-
-for _module, _ops in LEFT_OUT.items():
-    hand_on(_module, _ops)
-
-scaled_grouped_mm: Op = internals.nn.functional.scaled_grouped_mm  # which the stubs lack
-CALLED_BY: dict[Op, Op] = {  # the function that one of `torch.nn.functional` calls, and torch hands on
-    F.grouped_mm: internals._grouped_mm,
-    F.scaled_mm: internals._scaled_mm_v2,
-    scaled_grouped_mm: internals._scaled_grouped_mm_v2,
-}
-checkpoint_operator: Op = torch.ops.higher_order.tag_activation_checkpoint  # what checkpoint is in a graph
-
-
-def overload_of(op: Op) -> Op:
-    """The operation that a call of a `torch.library.custom_op` arrives as; others as they are."""
-    return getattr(op, "_opoverload", op)
-
-
-def own_name(op: Any) -> str:
-    """The name that a function or an operation gives itself; empty where it gives none."""
-    return str(getattr(op, "__name__", None) or getattr(op, "_name", None) or "")
-
-
-def argument_names(op: Any) -> list[str]:
-    """The names of the arguments of an operation of `torch.ops`."""
-    return [a.name for a in op._schema.arguments]
-
-
-def schemas(name: str) -> list[tuple[tuple[str, bool, str], ...]]:
-    """The parameters of an operation of torch, in each of its forms: names, whether by position, too, and types.
-
-    A type is `int`, or `int = ...` where there is a default. The forms of named tensors, which torch 2.11 still has,
-    are left out.
-    """
-    forms = internals._C._jit_get_schemas_for_operator(f"aten::{name}")
-    return [
-        tuple([("input" if a.name == "self" else a.name, not a.kwarg_only, declared(a)) for a in form.arguments])
-        for form in forms
-        if any(["Tensor" in str(a.type) for a in form.arguments]) and not any([a.is_out for a in form.arguments])
-        if "name" not in form.overload_name.lower()
-    ]
-
-
-def declared(argument: Any) -> str:
-    """The type of an argument of a schema, and whether it has a default."""
-    return f"{argument.real_type} = ..." if argument.has_default_value() else str(argument.real_type)
-
-
-# -- kernels and storage
-
-aten: Any = internals.ops.aten
-assert_async: Op = aten._assert_async.msg
-flash_forward, flash_backward = aten._flash_attention_forward, aten._flash_attention_backward
-efficient_forward, efficient_backward = aten._efficient_attention_forward, aten._efficient_attention_backward
-fused_cpu_forward: Op = aten._scaled_dot_product_flash_attention_for_cpu.default
-fused_cpu_backward: Op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-adaptive_avg_backwards: dict[int, Op] = {n: getattr(aten, f"_adaptive_avg_pool{n}d_backward") for n in (2, 3)}
-pack_lstm_weights: Any = getattr(internals.ops.mkldnn, "_reorder_mkldnn_rnn_layer_weight", None)  # as oneDNN wants them
-
-
-def list_kernel(name: str) -> Op:
-    """The kernel on lists of tensors that torch has under a name, such as "foreach_add" or "fused_adamw_"."""
-    return getattr(torch, f"_{name}")
+# -- storage
 
 
 def storage_id(x: Tensor) -> int:
     """What tensors that share memory have in common."""
     storage: Any = x.untyped_storage()
-    return storage._cdata
+    return getattr(storage, "_cdata", None) or storage.data_ptr()
 
 
 @constant
 def has_loaded(name: str) -> bool:
     """Load a module of torch: in a graph, while it is traced. The first call may take seconds."""
-    return bool(resolve_name(name))
+    return bool(find(name))
 
 
 def flex_module() -> ModuleType:

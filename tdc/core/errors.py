@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -219,3 +219,13 @@ def no_second(op: str) -> str:
     """The text for a derivative of a derivative in a graph, where an operation of the library has none."""
     got = "a second one in a graph"
     return message(op, "one derivative", got, hint="call it eagerly, or compile the parts between derivatives")
+
+
+def refusing(feature: str) -> Callable[..., NoReturn]:
+    """Return a function that refuses what this torch cannot do right, for want of a private name."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        text = f"a torch that has it; {torch.__version__} has none"
+        raise UnsupportedError(message("private", text, feature, hint="python -m tdc doctor says what is off"))
+
+    return refuse

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dynamo import constant, schemas
+from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, describe, message, op_name
 from tdc.core.signatures import typed_forms
+from tdc.core.torch_functions import schemas
 from tdc.core.typing import Op
 
 Parameter = tuple[str, tuple[str, ...]]  # a name, and the kinds that it may have

@@ -1,4 +1,4 @@
-"""What the kernel of an operator for autograd does at one level of `torch.func` (torch 2.11-2.13).
+"""What the kernel of an operator for autograd does at one level of `torch.func` (torch 2.11-2.15).
 
     vmap(grad(f))    an operator comes down from grad to vmap to none, through its kernel for autograd where a level
                      differentiates
@@ -23,23 +23,57 @@ Invariant: with `core/dynamo.py`, the place in `core` that names what is private
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function as alone
+from torch.autograd import forward_ad
 
-from tdc.core.dynamo import under_transform
+from tdc.core.dynamo import is_batched, never, under_transform, unwrapped
+from tdc.core.errors import refusing
+from tdc.core.private import find, find_or, optional
 
-internals: Any = torch  # parts of torch without types
+LOST = "derivatives of the operators of this library"
+
+
+def needed(path: str, feature: str) -> Any:
+    """Return an object of torch without which derivatives would be wrong: where it is gone, calls are refused."""
+    return find_or(refusing(feature), path, feature=feature, lost=LOST)
+
+
+alone = needed("torch._functorch.utils:enable_single_level_autograd_function", "autograd functions at one level")
+forward_mode = needed("torch:autograd.forward_ad._set_fwd_grad_enabled", "forward-mode derivatives at one level")
+unwrap_dead: Callable[[Any], Any] = find_or(
+    tuple, "torch._functorch.utils:unwrap_dead_wrappers", feature="dead wrappers", lost="use of vmapped results outside"
+)
+below_views: Callable[[], Any] = find_or(
+    nullcontext, "torch:_C._AutoDispatchBelowADInplaceOrView", feature="operations unrecorded", lost="speed of kernels"
+)
+unpack_dual: Callable[..., Any] = find_or(
+    forward_ad.unpack_dual, "torch:_VF._unpack_dual", feature="tangents unpacked fast", lost="speed of eager calls"
+)
+is_excluded: Callable[[str], bool] = find_or(
+    never, "torch:_C._dispatch_tls_is_dispatch_key_excluded", feature="kernels told", lost="speed of kernels"
+)
+is_legacy_batched: Callable[[Any], bool] = find_or(
+    never, "torch:_C._functorch.is_legacy_batchedtensor", feature="is_grads_batched", lost="is_grads_batched"
+)
 
 
 def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
     """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
-    found: Tensor | tuple[Tensor, ...] | list[Tensor] = op.redispatch(keys & internals._C._after_autograd_keyset, *args)
+    after = keyset_after_autograd()
+    found: Tensor | tuple[Tensor, ...] | list[Tensor] = op.redispatch(keys & after, *args)
     return tuple(found) if isinstance(found, list) else found  # as autograd functions return several
+
+
+@cache
+@optional("operators below autograd", lost=LOST, instead=refusing("operators below autograd"))
+def keyset_after_autograd() -> Any:
+    """torch's dispatch keys behind autograd."""
+    return find("torch:_C._after_autograd_keyset")
 
 
 def applied(function: Any, *inputs: Any) -> Any:
@@ -47,9 +81,8 @@ def applied(function: Any, *inputs: Any) -> Any:
     which takes longer than many a kernel."""
     if under_transform():
         return function.apply(*inputs)
-    unwrapped = internals._functorch.utils.unwrap_dead_wrappers(inputs)
     base: Any = super(torch.autograd.Function, function)
-    return base.apply(*unwrapped)
+    return base.apply(*unwrap_dead(inputs))
 
 
 def at_level(function: Any, inputs: tuple[Any, ...], below: Callable[[], Any]) -> Any:
@@ -59,13 +92,14 @@ def at_level(function: Any, inputs: tuple[Any, ...], below: Callable[[], Any]) -
 
 
 @cache
+@optional("derivatives at one level", lost=LOST, instead=refusing("derivatives at one level"))
 def level_of(function: Any) -> Any:
     """An autograd function for one level; the last of its inputs gives its results."""
 
-    class Level(internals.autograd.function._SingleLevelFunction):
+    class Level(find("torch:autograd.function._SingleLevelFunction")):  # type: ignore[misc]  # without types
         @staticmethod
         def forward(*inputs: Any) -> Any:
-            with torch.enable_grad(), internals.autograd.forward_ad._set_fwd_grad_enabled(True):  # of levels below
+            with torch.enable_grad(), forward_mode(True):  # of levels below
                 return inputs[-1]()
 
         @staticmethod
@@ -88,7 +122,7 @@ def also_below(jvp: Callable[..., Any]) -> Callable[..., Any]:
     of a direction would be 0."""
 
     def run(ctx: Any, *directions: Any) -> Any:
-        with internals.autograd.forward_ad._set_fwd_grad_enabled(True):
+        with forward_mode(True):
             return jvp(Still(ctx), *directions)
 
     return run
@@ -110,46 +144,51 @@ class Still:
 
 def still(x: Tensor) -> Tensor:
     """A tensor without its direction at this level."""
-    f = internals._C._functorch
-    if f.is_batchedtensor(x):  # `vmap` has no rule for the operation
-        inner, dim, level = f.get_unwrapped(x), f.maybe_get_bdim(x), f.maybe_get_level(x)
-        found: Tensor = f._add_batch_dim(still(inner), dim, level)
+    if is_batched(x):  # `vmap` has no rule for the operation
+        dim, level = [find(f"torch:_C._functorch.maybe_get_{name}")(x) for name in ("bdim", "level")]
+        found: Tensor = find("torch:_C._functorch._add_batch_dim")(still(unwrapped(x)), dim, level)
     else:
-        found = internals._VF._unpack_dual(x, level=0)[0]
+        found = unpack_dual(x, level=0)[0]
     return found
 
 
 @contextmanager
 def recording() -> Generator[None]:
     """Record gradients inside a kernel, also where torch runs a graph below autograd, since nobody asks for its own."""
-    c = internals._C
-    exclude = c._dispatch_tls_local_exclude_set()
-    for key in (c.DispatchKey.AutogradFunctionality, c.DispatchKey.ADInplaceOrView):
-        exclude = exclude.remove(key)
-    with torch.enable_grad(), c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), exclude):
+    with torch.enable_grad(), autograd_on():
         yield
+
+
+@optional("gradients inside a kernel", lost=LOST, instead=refusing("gradients inside a kernel"))
+def autograd_on() -> Any:
+    """A context in which autograd records, below its own dispatch key, too."""
+    keys, exclude = find("torch:_C.DispatchKey"), find("torch:_C._dispatch_tls_local_exclude_set")()
+    for key in (keys.AutogradFunctionality, keys.ADInplaceOrView):
+        exclude = exclude.remove(key)
+    return find("torch:_C._ForceDispatchKeyGuard")(find("torch:_C._dispatch_tls_local_include_set")(), exclude)
 
 
 def unrecorded() -> Any:
     """A context for operations on what nobody else has seen: each takes up to half a microsecond less, a view half."""
-    return internals._C._AutoDispatchBelowADInplaceOrView()
+    return below_views()
 
 
 def moving(args: Iterable[Any]) -> list[Tensor]:
     """The tensors that have a direction."""
-    if internals.autograd.forward_ad._current_level < 0 and not under_transform():  # as a rule, and to ask takes 4 us
+    if getattr(forward_ad, "_current_level", 0) < 0 and not under_transform():  # as a rule, and to ask takes 4 us
         return []
-    if internals._C._dispatch_tls_is_dispatch_key_excluded("ADInplaceOrView"):  # inside a kernel
+    if is_excluded("ADInplaceOrView"):  # inside a kernel
         return []
-    return [a for a in args if isinstance(a, Tensor) and internals._VF._unpack_dual(a, level=0)[1] is not None]
+    return [a for a in args if isinstance(a, Tensor) and unpack_dual(a, level=0)[1] is not None]
 
 
 def mapped(tensors: Iterable[Tensor]) -> bool:
     """Whether one is a batch of `torch.autograd.grad(is_grads_batched=True)`, for whom no kernel writes results."""
-    return any([internals._C._functorch.is_legacy_batchedtensor(t) for t in tensors])
+    return any([is_legacy_batched(t) for t in tensors])
 
 
+@optional("errors of second derivatives", lost="a check", instead=lambda text, outs, learns: outs)
 def delayed_error(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
     """The same results, whose derivative raises a RuntimeError of this text, also where `torch.func` is traced."""
-    found: tuple[Tensor, ...] = internals._C._functions.DelayedError(text, 1 + len(outs))(*outs, learns)
+    found: tuple[Tensor, ...] = find("torch:_C._functions.DelayedError")(text, 1 + len(outs))(*outs, learns)
     return found[:-1]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import checkpoint as checkpointing
 
-from tdc.core import dynamo
+from tdc.core import dynamo, torch_functions
 from tdc.core.dynamo import mark_dynamic, mark_only_result, mark_result, recorded_operations, trace_as
 
 recompute: Any = getattr(checkpointing, "checkpoint")  # noqa: B009  # whose types are open
@@ -162,7 +162,7 @@ def asserts() -> bool:
     """An assertion fails at once, is a node of a graph, and takes a condition of all members of a vmap."""
 
     def fn(x: Tensor) -> Tensor:
-        dynamo.assert_async(dynamo.without_vmap((x > 0).all()), "positive")
+        torch_functions.assert_async(dynamo.without_vmap((x > 0).all()), "positive")
         return x
 
     torch.vmap(fn)(torch.ones(2))
@@ -197,7 +197,7 @@ def checkpoints() -> bool:
         return recompute(torch.sin, x, use_reentrant=False)
 
     graph = graphs_of(fn, torch.ones(2, requires_grad=True))[0].graph
-    return dynamo.checkpoint_operator in [node.target for node in graph.nodes]
+    return torch_functions.checkpoint_operator in [node.target for node in graph.nodes]
 
 
 def knows_storage() -> bool:
@@ -211,11 +211,11 @@ def knows_storage() -> bool:
 
 def packs_lstm_weights() -> bool:
     """An LSTM of oneDNN takes weights laid out for it, and gives the same with them, where torch has oneDNN."""
-    if dynamo.pack_lstm_weights is None or not torch.backends.mkldnn.is_available():
+    if torch_functions.pack_lstm_weights is None or not torch.backends.mkldnn.is_available():
         return True
     with torch.no_grad():
         w, u, b, x, h = torch.ones(8, 3), torch.ones(8, 2), torch.ones(8), torch.ones(4, 1, 3), torch.zeros(1, 2)
-        packed = dynamo.pack_lstm_weights(w, u, 2, False, True, False, [4, 1, 3])
+        packed = torch_functions.pack_lstm_weights(w, u, 2, False, True, False, [4, 1, 3])
         run = partial(untyped.ops.aten.mkldnn_rnn_layer, x)
         how: Any = b, b, h, h, False, [], 2, 2, 1, True, False, False, False
         return all([torch.allclose(a, t) for a, t in zip(run(w, u, *how)[:3], run(*packed, *how)[:3], strict=True)])

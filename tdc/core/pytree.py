@@ -17,7 +17,6 @@ from typing import Any
 
 import optree
 import torch.utils._pytree as torch_pytree
-from optree.registry import __GLOBAL_NAMESPACE as GLOBAL_NAMESPACE
 from torch.utils._pytree import GetAttrKey as GetAttrKey
 from torch.utils._pytree import MappingKey as MappingKey
 from torch.utils._pytree import keystr as keystr
@@ -30,11 +29,18 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 from torch.utils._pytree import treespec_dumps as treespec_dumps
 from torch.utils._pytree import treespec_loads as treespec_loads
 
-from tdc.core.errors import FormatError, message
+from tdc.core.errors import FormatError, message, refusing
+from tdc.core.private import find_or
 
 untyped_optree: Any = optree
 untyped: Any = torch_pytree  # whose types are open in parts
-broadcast_to_and_flatten = untyped._broadcast_to_and_flatten  # of `in_dims`
+GLOBAL_NAMESPACE: Any = find_or(
+    "tdc", "optree.registry:__GLOBAL_NAMESPACE", feature="optree without a namespace", lost="plain calls of optree"
+)
+broadcast_to_and_flatten: Any = find_or(  # of `in_dims`
+    refusing("tdc.vmap with in_dims"), "torch.utils._pytree:_broadcast_to_and_flatten",
+    feature="in_dims of tdc.vmap", lost="tdc.vmap with trees of in_dims",
+)  # fmt: skip
 Flatten = Callable[[Any], "tuple[list[Any], Any]"]
 Unflatten = Callable[[Any, Any], Any]
 ENTRIES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {}  # what contexts hold, by its tag

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 import torch
 
 from tdc.core.dtypes import floating, in_float32
-from tdc.core.dynamo import own_name
 from tdc.core.errors import UnsupportedError, message, op_name
+from tdc.core.torch_functions import own_name
 from tdc.core.typing import Op
 
 KINDS = ("tensordict", "nested", "masked")

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from tdc.core.dynamo import constant, own_name, schemas
+from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, UnsupportedError, message
 from tdc.core.rules import IMPLS, ROWS, SELF_SECOND, name_of
+from tdc.core.torch_functions import own_name, schemas
 from tdc.core.typing import Op
 
 Form = tuple[tuple[str, bool], ...]  # the parameters that a function takes: their names, and whether by position, too

@@ -13,8 +13,8 @@ from typing import Any
 import torch.utils.checkpoint
 
 from tdc.core import pytree
-from tdc.core.dynamo import checkpoint_operator
 from tdc.core.rules import DISPATCH, IMPLS, KINDS
+from tdc.core.torch_functions import checkpoint_operator
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

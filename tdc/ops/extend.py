@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from tdc.core.dynamo import overload_of
 from tdc.core.errors import NAMES, DtypeError, StructureError, message
 from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, METHOD, MODES, REFLECTED_ROW, Rule, add_rule, name_of
+from tdc.core.torch_functions import overload_of
 from tdc.core.typing import Op
 
 USER_RULES: list[Rule] = []

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdc.core.container import Container
-from tdc.core.dynamo import eager, list_kernel
+from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, StructureError, describe, message, show_sizes
+from tdc.core.torch_functions import list_kernel
 from tdc.core.typing import Op
 from tdc.ops.batch import explained
 from tdc.tensordict.nodes import any_extra

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.container import Container
-from tdc.core.dynamo import CALLED_BY, scaled_grouped_mm, trace_as
+from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
+from tdc.core.torch_functions import CALLED_BY
 from tdc.core.typing import Op
 from tdc.ops.einsum import contract
 from tdc.ops.letters import Term, joined
@@ -292,7 +293,7 @@ define(
     F.grouped_mm, "matmul", ragged=grouped_mm, ref=torch.matmul, aliases=[CALLED_BY[F.grouped_mm]],
     modes=("eager", "vmap", "grad", "export"),  # Dynamo hands it on to nobody
 )  # fmt: skip
-for _op in (F.scaled_mm, scaled_grouped_mm):
+for _op in [op for op in CALLED_BY if op is not F.grouped_mm]:
     unsupported(
         _op, ["nested", "masked"], "values whose scales lie in blocks of a layout of the device", family="matmul",
         hint="call it on x.values and wrap the result with x.with_values", aliases=[CALLED_BY[_op]],

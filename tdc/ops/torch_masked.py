@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tdc.core.dynamo import hand_on
 from tdc.core.rules import Rule, add_rule
+from tdc.core.torch_functions import hand_on
 from tdc.core.typing import Op
 from tdc.ops.reduction import finite
 

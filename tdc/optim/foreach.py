@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager, list_kernel, trace_as, under_transform
+from tdc.core.dynamo import eager, trace_as, under_transform
+from tdc.core.torch_functions import list_kernel
 from tdc.ops.leafwise import at_once
 
 Column: TypeAlias = "list[Tensor]"

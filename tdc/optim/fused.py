@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.tracing import asked, in_body
-from tdc.core.dynamo import eager, exporting, list_kernel, trace_as, under_transform
+from tdc.core.dynamo import eager, exporting, trace_as, under_transform
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.operators import LIBRARY, learning, only_results
+from tdc.core.torch_functions import fused_kernel
 from tdc.ops.leafwise import PLAIN
 from tdc.optim.foreach import Column, Scalar
 
-ADAM, ADAMW, SGD = [list_kernel(f"fused_{name}_") for name in ("adam", "adamw", "sgd")]
+ADAM, ADAMW, SGD = [fused_kernel(name) for name in ("adam", "adamw", "sgd")]
 FEW = 12  # a graph of fewer leaves has the arithmetic of each
 AT_ONCE = 8  # leaves of one node: their gradients all live until it runs
 
@@ -65,6 +66,8 @@ trace_as(takes, takes_in_graph)
 
 def plain(ps: Column, rate: Scalar, step: Tensor, settings: tuple[Any, ...]) -> bool:
     """Whether leaves are float32, and all else is one number for all of them."""
+    if None in (ADAM, ADAMW, SGD):
+        return False
     if not ps or ps[0].dtype != torch.float32 or step.ndim or (isinstance(rate, Tensor) and rate.ndim):
         return False
     return all([isinstance(x, (int, float)) for x in settings])

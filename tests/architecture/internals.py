@@ -12,7 +12,15 @@ from collections.abc import Iterator
 
 from .tree import Module, Tree, absolute, name_of
 
-TORCH_PLACES = ("tdc/core/dynamo.py", "tdc/core/levels.py", "tdc/compile/_torch/")  # all that is private to torch
+TORCH_PLACES = (  # all that is private to torch
+    *("tdc/core/dynamo.py", "tdc/core/levels.py", "tdc/core/torch_functions.py", "tdc/compile/_torch/"),
+)
+DIRECT = {  # not found by `find`: read in code that Dynamo traces, by getattr with another answer, or documented
+    *("torch._dynamo", "torch._higher_order_ops", "torch._C", "torch._C._cuda_getCurrentRawStream"),
+    *("torch.autograd.forward_ad._current_level", "torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight"),
+    *("torch._check", "torch._ops", "torch._assert_async"),
+}
+FINDER = "tdc/core/private.py"  # through which all of it is found
 PYTREE_PLACE, PYTREE = "tdc/core/pytree.py", "torch.utils._pytree"
 BY_NAME = {"resolve_name", "import_module", "__import__"}
 GETTERS = {"getattr", "hasattr", "setattr", "delattr"}
@@ -22,7 +30,7 @@ NEVER = {  # in no file at all
     "gc": {"disable"},
 }
 MARK = re.compile(r"_(torch)?dynamo_\w+")
-PRIVATE_MODULE = re.compile(r"torch(\.\w+)*\.__?\w+(?<!__)([.:]\w+)*")
+PRIVATE_MODULE = re.compile(r"torch(\.\w+)*[.:]__?\w+(?<!__)([.:]\w+)*")
 DOCUMENTED = {  # private names that documentation gives: of named tuples, where nn.Module keeps what it has, and by
     # which transformers' guide to adding models has them look up their attention
     *("_replace", "_asdict", "_fields", "_make", "_field_defaults"),
@@ -114,8 +122,9 @@ def own_private_names(tree: Tree) -> set[str]:
 
 
 def check_internals(tree: Tree) -> list[str]:
-    """What is private to torch is named in `core/dynamo.py`, `core/levels.py` and `compile/_torch/` alone, torch's
-    pytrees in `core/pytree.py`, and nothing looks at the frames of its callers or turns the garbage collector off."""
+    """What is private to torch is named in `core/dynamo.py`, `core/levels.py`, `core/torch_functions.py` and
+    `compile/_torch/` alone, torch's pytrees in `core/pytree.py`, and nothing looks at the frames of its callers or
+    turns the garbage collector off."""
     own = own_private_names(tree)
     problems = []
     for module in tree.modules.values():
@@ -134,6 +143,8 @@ def private_uses(module: Module, own: set[str]) -> Iterator[tuple[int, str]]:
         for path, parts in paths_of(module, node, names):
             if any(private(part) for part in parts) and not may(module, path):
                 yield line, f"{path} is private to torch"
+            elif free and any(private(part) for part in parts) and path not in DIRECT:
+                yield line, f"{path} may be gone in another torch: let core/private.py find it"
         if free:
             continue
         if isinstance(node, ast.Compare | ast.Attribute) and "torch.__version__" in [
@@ -151,7 +162,7 @@ def private_uses(module: Module, own: set[str]) -> Iterator[tuple[int, str]]:
             elif PRIVATE_MODULE.fullmatch(node.value) and not may(module, node.value):
                 yield line, f"{node.value!r} names a private part of torch"
         elif isinstance(node, ast.Call):
-            yield from ((line, text) for text in by_name(node, own))
+            yield from ((line, text) for text in by_name(module, node, own))
 
 
 def paths_of(module: Module, node: ast.AST, names: dict[str, str]) -> list[tuple[str, list[str]]]:
@@ -166,10 +177,10 @@ def paths_of(module: Module, node: ast.AST, names: dict[str, str]) -> list[tuple
     return [(path, path.split(".")) for path in found]
 
 
-def by_name(node: ast.Call, own: set[str]) -> Iterator[str]:
+def by_name(module: Module, node: ast.Call, own: set[str]) -> Iterator[str]:
     """Modules and attributes that a call finds by their names."""
     called, args = name_of(node.func), node.args
-    if called == "resolve_name":
+    if called == "resolve_name" and module.path != FINDER:
         yield "resolve_name finds modules by name; import them, or ask compile/_torch"
     if called in BY_NAME and args and beginning(args[0]).partition(".")[0] == "torch":
         yield f"{called} loads a part of torch by name"

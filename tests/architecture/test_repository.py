@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tdc.core.dynamo import LEFT_OUT
+from tdc.core.torch_functions import LEFT_OUT
 
 from .checks import CHECKS, ROOMS
 from .tree import Tree

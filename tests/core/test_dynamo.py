@@ -1,4 +1,4 @@
-"""Canaries: what `core/dynamo.py` relies on holds in the torch that is installed, and a probe can fail."""
+"""Canaries: what `core/dynamo.py` and `torch_functions.py` rely on holds in this torch, and a probe can fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tdc.core import dynamo, probes
+from tdc.core import dynamo, probes, torch_functions
 from tdc.core.probes import FEATURES, PROBES
 
 
@@ -41,8 +41,8 @@ BROKEN: tuple[tuple[str, Any, str, Any], ...] = (  # the probe, and what stops w
     ("transforms and traces told", dynamo, "eager", lambda: True),
     ("transforms and traces told", dynamo, "in_direction", lambda: False),
     ("dispatch modes told", dynamo, "readable", dynamo.eager),
-    ("assertions on data", dynamo, "assert_async", nothing),
-    ("checkpoints of containers", dynamo, "checkpoint_operator", None),
+    ("assertions on data", torch_functions, "assert_async", nothing),
+    ("checkpoints of containers", torch_functions, "checkpoint_operator", None),
     ("memory and its changes", dynamo, "stamp", id),
 )
 
@@ -66,7 +66,7 @@ def test_probe_fails_where_torch_changed(
 
 def test_functions_handed_on_are_missed(monkeypatch: pytest.MonkeyPatch):
     known = torch.overrides.get_overridable_functions()
-    for module, ops in dynamo.LEFT_OUT.items():
+    for module, ops in torch_functions.LEFT_OUT.items():
         monkeypatch.setitem(known, module, [op for op in known[module] if op not in ops])
     torch._dynamo.variables.torch.get_overridable_functions.cache_clear()
     try:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tdc
 from tdc import NestedTensor
 from tdc.compile import counted
-from tdc.core.dynamo import argument_names
+from tdc.core.torch_functions import argument_names
 from tdc.ops.attention import efficient, flash
 from tdc.ragged.nested import build_nested
 from tdc.ragged.structure import Structure, extent_of

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 import tdc
-from tdc.core.dynamo import LEFT_OUT
+from tdc.core.torch_functions import LEFT_OUT
 from tdc.ops.torch_masked import RULES
 
 NAMES = [op.__name__ for op in RULES]

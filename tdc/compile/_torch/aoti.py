@@ -1,5 +1,5 @@
 """AOTInductor: exported programs as packages of machine code; and programs saved without their weights
-(torch 2.11-2.13)."""
+(torch 2.11-2.15)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import copy
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tdc.compile._torch.inductor import lowering
+from tdc.compile._torch.bodies import refuse_reuse
+from tdc.compile._torch.inductor import CHANGES, lowering
+from tdc.compile._torch.patches import with_changes_that_fit
 from tdc.core import pytree
+from tdc.core.errors import refusing
+from tdc.core.private import find, optional
 
 
 class Package:
     """A package that was loaded: flat tensors in, flat tensors out."""
 
     def __init__(self, path: Path) -> None:
-        self.compiled: Any = load("torch._inductor").aoti_load_package(str(path))
+        self.compiled: Any = find("torch._inductor:aoti_load_package")(str(path))
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         """Call it.
@@ -56,9 +59,21 @@ def save_package(program: Any, path: Path, separate: bool) -> None:
     if separate:  # small ones would be written into the code
         options |= {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
     args, kwargs = program.example_inputs
-    with torch.no_grad(), lowering(guards=False):
-        files: Any = load("torch._inductor").aot_compile(tensors_only(program.module()), args, kwargs, options=options)
-    load("torch.export.pt2_archive._package").package_pt2(str(path), aoti_files=files)
+    module = tensors_only(program.module())
+    compile, package = packaging()
+    refuse_reuse(module)
+
+    def lowered() -> Any:
+        with torch.no_grad(), lowering(guards=False):
+            return compile(module, args, kwargs, options=options)
+
+    package(str(path), aoti_files=with_changes_that_fit(lowered, CHANGES))
+
+
+@optional("AOTInductor packages", lost="save(format='aoti')", instead=refusing("save(format='aoti')"))
+def packaging() -> tuple[Any, Any]:
+    """torch's functions that compile a program ahead of time, and that write a package."""
+    return find("torch._inductor:aot_compile"), find("torch.export.pt2_archive._package:package_pt2")
 
 
 def tensors_only(module: Any) -> Any:

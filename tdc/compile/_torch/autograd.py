@@ -1,4 +1,4 @@
-"""Autograd in the graph that Dynamo traces (torch 2.13): forward and backward of a function as one graph.
+"""Autograd in the graph that Dynamo traces (torch 2.13-2.15): forward and backward of a function as one graph.
 
 Dynamo takes `torch.autograd.grad` where a setting says so, which no public function sets for one call.
 """
@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from functools import cache
-from pkgutil import resolve_name as load
 from typing import Any
 
 from tdc.core.dynamo import constant
+from tdc.core.private import find, optional
 
 
 @cache
+@optional("autograd in graphs", lost="loops in tdc.grad and train_step", instead=lambda: None)
 def setting() -> AbstractContextManager[Any] | None:
     """A context that Dynamo knows, in which it traces `torch.autograd.grad`; None where this torch does not trace it,
     nor a tensor of the graph that begins to require grad (before 2.13)."""
-    decorators = load("torch._dynamo.decorators")
-    begins = hasattr(load("torch._dynamo.symbolic_convert").SpeculationLog, "graph_break_on_requires_grad_")
-    if not begins or not hasattr(load("torch._dynamo.config"), "trace_autograd_ops"):
+    config, log = find("torch._dynamo.config"), find("torch._dynamo.symbolic_convert:SpeculationLog")
+    if not hasattr(log, "graph_break_on_requires_grad_") or not hasattr(config, "trace_autograd_ops"):
         return None
-    found: AbstractContextManager[Any] = decorators.DynamoConfigPatchProxy(
-        load("torch._dynamo.config").patch(trace_autograd_ops=True)
+    found: AbstractContextManager[Any] = find("torch._dynamo.decorators:DynamoConfigPatchProxy")(
+        find("torch._dynamo.config:patch")(trace_autograd_ops=True)
     )
     return found
 

@@ -1,5 +1,5 @@
 """Operands and results of loops, branches and regions in Inductor: their memory is used for nothing else, and operands
-of branches lie in it as they were traced (torch 2.11-2.13).
+of branches lie in it as they were traced (torch 2.11-2.15).
 
 Inductor makes `x` of `x + 0`, so that a body may return what it got, and the result of a loop is its operand. Inductor
 takes that for dead behind the loop and writes other values there: a gradient that no round adds to came out wrong,
@@ -8,41 +8,109 @@ before, and the memory is not handed on.
 
 Inductor also forgets the memory format of a clone. Branches were written for an operand in order and got a transposed
 one: an assertion fails, or where those are off the branch reads other numbers.
+
+Invariant: where a name is gone, graphs with loops compile if plain Inductor gives right numbers, else they are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pkgutil import resolve_name as load
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, wraps
+from inspect import signature
 from typing import Any
-from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from tdc.compile._torch.patches import patched
+from tdc.core.errors import UnsupportedError, message
+from tdc.core.private import OFF, find, optional
 
 APART: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()  # by graph: names of buffers
+BRANCHES = "torch._inductor.ir:Switch", "torch._inductor.ir:Conditional"  # from 2.14, and before
+MEMORY, ORDER = "memory of loops kept apart", "operands of branches in order"
 
 
 @contextmanager
 def memory_apart() -> Iterator[None]:
     """A context: what is lowered in it hands no memory of operands and results of bodies on, nor a branch an operand
     in another order."""
-    ir, wrapper = load("torch._inductor.ir"), load("torch._inductor.codegen.wrapper")
-    code = wrapper.PythonWrapperCodegen
-    with ExitStack() as patches:
-        for kind in (ir.WhileLoop, ir.Conditional, ir.InvokeSubgraph):
-            patches.enter_context(patch.object(kind, "codegen", marking(kind.codegen)))
-        patches.enter_context(patch.object(code, "codegen_free", freeing(code.codegen_free, wrapper.FreeLine)))
-        patches.enter_context(patch.object(ir.Conditional, "create", in_order(ir.Conditional.create)))
+    with unshared(), in_traced_order():
         yield
+
+
+def refuse_reuse(module: GraphModule) -> None:
+    """Refuse a graph with bodies where their memory cannot be kept apart, and plain Inductor gives wrong numbers."""
+    if not has_bodies(module):
+        return
+    with unshared():
+        pass
+    if MEMORY in OFF and overwrites_operands():
+        got = f"one in a graph of torch {torch.__version__}, which overwrites its operands"
+        expected, hint = "a loop, branch or region that Inductor runs right", "do not compile this function"
+        raise UnsupportedError(message("compile.backend", expected, got, hint=hint))
+
+
+@optional(MEMORY, lost="loops in graphs, where torch overwrites their operands", instead=nullcontext)
+def unshared() -> AbstractContextManager[Any]:
+    """A context in which memory of operands and results of bodies is not handed on."""
+    code, line = [find(f"torch._inductor.codegen.wrapper:{name}") for name in ("PythonWrapperCodegen", "FreeLine")]
+    find("torch._inductor.virtualized:V")
+    free = find("torch._inductor.codegen.wrapper:PythonWrapperCodegen.codegen_free")
+    marks = [(kind, "codegen", marking(kind.codegen)) for kind in body_nodes()]
+    return patched((code, "codegen_free", freeing(free, line)), *marks)
+
+
+@optional(ORDER, lost="branches whose operands are transposed", instead=nullcontext)
+def in_traced_order() -> AbstractContextManager[Any]:
+    """A context in which operands of branches lie in memory as they were traced."""
+    branch = find(*BRANCHES)
+    create = find(*[f"{path}.create" for path in BRANCHES], takes=("operands",))
+    for name in ("realize_input", "require_exact_strides"):
+        find(f"torch._inductor.ir:ExternKernel.{name}")
+    return patched((branch, "create", in_order(create)))
+
+
+def body_nodes() -> tuple[Any, ...]:
+    """Inductor's classes of loops, branches and regions."""
+    return find("torch._inductor.ir:WhileLoop"), find(*BRANCHES), find("torch._inductor.ir:InvokeSubgraph")
+
+
+def has_bodies(module: GraphModule) -> bool:
+    """True if a graph has a loop, a branch or a region."""
+    ops: Any = torch.ops.higher_order
+    bodies = [getattr(ops, name, None) for name in ("while_loop", "scan", "cond", "invoke_subgraph")]
+    parts = [part for part in module.modules() if isinstance(part, GraphModule)]
+    return any([node.op == "call_function" and node.target in bodies for part in parts for node in part.graph.nodes])
+
+
+@cache
+def overwrites_operands() -> bool:
+    """True if plain Inductor writes over the start of a loop that a body returns as it came in; compiles two graphs."""
+    loop: Any = find("torch._higher_order_ops:while_loop")
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        def body(i: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return i + 1, y * 0.5, z + torch.zeros_like(z)
+
+        begin = x.sin()
+        _, y, z = loop(lambda i, y, z: i < 3, body, (torch.zeros((), dtype=torch.int64), x.cos(), begin))
+        return z, begin.exp() @ y
+
+    x = torch.linspace(0, 1, 25).view(5, 5)
+    untyped: Any = torch
+    found, wanted = untyped.compile(run, fullgraph=True)(x), (x.sin(), x.sin().exp() @ (x.cos() / 8))
+    return not all([torch.allclose(a, b) for a, b in zip(found, wanted, strict=True)])
 
 
 def marking(codegen: Callable[..., None]) -> Callable[..., None]:
     """Inductor's code of a loop, a branch or a region, whose operands and results are marked."""
 
     def mark(node: Any, *args: Any) -> None:
-        graph = load("torch._inductor.virtualized:V").graph
+        graph = find("torch._inductor.virtualized:V").graph
         names = {name for x in [*node.inputs, *(node.outputs or ())] for name in memory_of(graph, x)}
         graph.never_reuse_buffers.update(names)
         APART.setdefault(graph, set()).update(names)
@@ -64,7 +132,7 @@ def freeing(codegen: Callable[..., None], line: Any) -> Callable[..., None]:
     """Inductor's code that frees a buffer; without it Inductor keeps what it may not use again."""
 
     def free(wrapper: Any, buffer: Any) -> None:
-        graph, name = load("torch._inductor.virtualized:V").graph, buffer.get_name()
+        graph, name = find("torch._inductor.virtualized:V").graph, buffer.get_name()
         if name not in APART.get(graph, ()) or name in graph.graph_inputs:
             codegen(wrapper, buffer)
         elif name not in wrapper.freed and name not in graph.removed_buffers:
@@ -77,18 +145,23 @@ def freeing(codegen: Callable[..., None], line: Any) -> Callable[..., None]:
 def in_order(create: Callable[..., Any]) -> Callable[..., Any]:
     """Inductor's branches, whose operands lie in memory as they were traced."""
 
-    def branches(predicate: Any, true_fn: Any, false_fn: Any, operands: list[Any]) -> Any:
-        traced = load("torch._inductor.virtualized:V").graph.current_node.args[-1]
-        predicate = load("torch._inductor.ir").ExternKernel.realize_input(predicate)  # first, as Inductor does
-        found = [laid_out(x, node) for x, node in zip(operands, traced, strict=True)]
-        return create(predicate, true_fn, false_fn, found)
+    @wraps(create)  # one context may be within another: the form stays as it was
+    def branches(*args: Any, **kwargs: Any) -> Any:
+        given = signature(create).bind(*args, **kwargs)
+        choice = next(iter(given.arguments))  # the predicate, or the index of a branch
+        traced = find("torch._inductor.virtualized:V").graph.current_node.args[-1]
+        realize = find("torch._inductor.ir:ExternKernel.realize_input")
+        given.arguments[choice] = realize(given.arguments[choice])  # first, as Inductor does
+        operands = zip(given.arguments["operands"], traced, strict=True)
+        given.arguments["operands"] = [laid_out(x, node) for x, node in operands]
+        return create(*given.args, **given.kwargs)
 
     return branches
 
 
 def laid_out(x: Any, node: Any) -> Any:
     """An operand with the strides of the node that it stands for; numbers as they are."""
-    ir, traced = load("torch._inductor.ir"), getattr(node, "meta", {}).get("val")
+    ir, traced = find("torch._inductor.ir"), getattr(node, "meta", {}).get("val")
     if not isinstance(traced, torch.Tensor):
         return x
     found = ir.ExternKernel.realize_input(x)

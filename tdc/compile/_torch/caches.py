@@ -2,7 +2,7 @@
 
 torch packs graphs and Triton kernels (`torch.compiler.save_cache_artifacts`), but of C++ kernels the source alone, and
 the compiler of the machine runs again. So the libraries go along; Inductor finds them under the names that it would
-give them, which hold the source and the flags of the compiler (torch 2.11-2.13).
+give them, which hold the source and the flags of the compiler (torch 2.11-2.15).
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
+
+from tdc.compile._torch.symbolic import setting
+from tdc.core.private import find, optional
 
 LIBRARIES = (".so", ".o", ".pyd", ".dll", ".dylib")
 PROBE = b"chk_kernel"  # in the sources of those small programs that Inductor asks which instructions a processor has
@@ -32,14 +34,15 @@ def take_artifacts(data: bytes) -> bool:
 
 def folder() -> Path:
     """Where Inductor keeps its files."""
-    return Path(load("torch._inductor.runtime.cache_dir_utils").cache_dir())
+    return Path(find("torch._inductor.runtime.cache_dir_utils:cache_dir")())
 
 
+@optional("libraries of C++ kernels saved", lost="time of a cold start on CPU", instead=dict)
 def libraries() -> dict[str, bytes]:
     """The libraries of C++ kernels that this process compiled or loaded, by their paths in `folder`, and those by which
     Inductor asked for the instructions of the processor."""
     base = folder()
-    keys = set(keys_of_kernels(load("torch._inductor.codecache").CppCodeCache))
+    keys = set(keys_of_kernels(find("torch._inductor.codecache:CppCodeCache")))
     keys |= {p.stem for p in base.glob("*/*.cpp") if p.stat().st_size < 1000 and PROBE in p.read_bytes()}
     paths = [path for key in sorted(keys) for path in sorted((base / key[1:3]).glob(f"{key}.*"))]
     return {p.relative_to(base).as_posix(): p.read_bytes() for p in paths if p.suffix in LIBRARIES}
@@ -52,9 +55,10 @@ def keys_of_kernels(cls: Any) -> Iterator[str]:
         yield from keys_of_kernels(below)
 
 
+@optional("libraries of C++ kernels loaded", lost="time of a cold start on CPU", instead=lambda files: None)
 def take_libraries(files: Mapping[str, bytes]) -> None:
     """Put libraries where Inductor looks for them; those that are there stay."""
-    write, base = load("torch._inductor.codecache").write_atomic, folder()
+    write, base = find("torch._inductor.codecache:write_atomic"), folder()
     for name, data in files.items():
         path = base / name
         if not path.exists():
@@ -62,9 +66,9 @@ def take_libraries(files: Mapping[str, bytes]) -> None:
             write(str(path), data)
 
 
-def keep_functions() -> AbstractContextManager[None]:
+@optional("graphs with autograd functions cached", lost="time of a cold start", instead=nullcontext)
+def keep_functions() -> AbstractContextManager[Any]:
     """A context in which AOTAutograd keeps graphs on disk that have an `autograd.Function`, too, such as attention of
     packed batches; the graphs of the function are part of the key."""
-    config = load("torch._functorch.config")
     name = "autograd_cache_allow_custom_autograd_functions"
-    return config.patch({name: True}) if hasattr(config, name) else nullcontext()
+    return setting("torch._functorch.config", **{name: True})

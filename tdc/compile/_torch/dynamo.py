@@ -1,18 +1,21 @@
-"""Dynamo: backends by name, counts, and marks of sizes (torch 2.11-2.13)."""
+"""Dynamo: backends by name, counts, and marks of sizes (torch 2.11-2.15)."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Callable
-from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core import errors
+from tdc.core.dynamo import constant
+from tdc.core.private import find, optional
 
+COMPTIME = "calls while Dynamo traces"
+WITHOUT = "tdc.cond, loops and tdc.batch in graphs; memory of checkpoints in steps"
 RAISED = re.compile(r"""raised exception (\w+)\(.*?((['"])tdc\..*\3)""")  # by a trace, with a text of ours
 CompileId = tuple[int, int]  # which frame, and which compile of that frame
 NO_COMPILE: CompileId = (-1, 0)
@@ -20,17 +23,23 @@ NO_COMPILE: CompileId = (-1, 0)
 
 def named_backend(name: Any) -> Callable[..., Any] | None:
     """A backend of `torch.compile` by its name; None where there is none."""
-    return torch._dynamo.lookup_backend(name) if name in torch._dynamo.list_backends(exclude_tags=()) else None
+    if name not in torch.compiler.list_backends(exclude_tags=()):
+        return None
+    look_up = find("torch._dynamo:lookup_backend", "torch._dynamo.backends.registry:lookup_backend")
+    found: Callable[..., Any] = look_up(name)
+    return found
 
 
+@optional("graph breaks counted", lost="counts.breaks", instead=lambda: 0)
 def graph_breaks() -> int:
     """Graph breaks in this process so far."""
-    return sum(torch._dynamo.utils.counters["graph_break"].values())
+    return sum(find("torch._dynamo.utils:counters")["graph_break"].values())
 
 
+@optional("compiles told apart", lost="counts of recompiles", instead=lambda: NO_COMPILE)
 def current_compile() -> CompileId:
     """The compile that is under way, asked by a backend."""
-    found = load("torch._guards").CompileContext.current_compile_id()
+    found = find("torch._guards:CompileContext.current_compile_id")()
     return NO_COMPILE if found is None or found.frame_id is None else (found.frame_id, found.frame_compile_id)
 
 
@@ -41,9 +50,23 @@ def raised_by_trace(error: Exception) -> errors.TdcError | None:
     return kind(ast.literal_eval(found[2])) if found and kind else None
 
 
+@constant
+@optional(COMPTIME, lost=WITHOUT, instead=lambda: False)
+def has_comptime() -> bool:
+    """True if a function can be called while Dynamo traces."""
+    find("torch._dynamo.comptime:ComptimeContext._i_will_not_complain_if_bc_breaks_InstructionTranslator")
+    return bool(find("torch._dynamo.comptime:comptime"))
+
+
+@optional(COMPTIME, lost=WITHOUT, instead=lambda: None)
+def current_tracer() -> Any:
+    """Dynamo's tracer of the operator whose body is traced; None where there is none."""
+    return find("torch._dynamo.symbolic_convert:InstructionTranslator.current_tx")().output.current_tracer
+
+
 def mark_bounds(x: Tensor, dim: int, low: int, high: int) -> None:
     """Tell torch.compile that a size varies between two bounds; a function that takes one size only is an error."""
-    torch._dynamo.mark_dynamic(x, dim, min=low, max=high)
+    find("torch._dynamo:mark_dynamic")(x, dim, min=low, max=high)
 
 
 def mark_static(x: Tensor) -> Tensor:

@@ -1,22 +1,25 @@
-"""Inductor: graphs to kernels, its settings, and its counters (torch 2.11-2.13)."""
+"""Inductor: graphs to kernels, its settings, and its counters (torch 2.11-2.15)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
-from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
 
-from tdc.compile._torch.bodies import memory_apart
+from tdc.compile._torch.bodies import MEMORY, ORDER, memory_apart, refuse_reuse
 from tdc.compile._torch.caches import keep_functions
-from tdc.compile._torch.kernels import fewer_kernels
-from tdc.compile._torch.scans import counted_down
-from tdc.compile._torch.symbolic import any_size, order_of_sizes
+from tdc.compile._torch.kernels import KERNELS, fewer_kernels
+from tdc.compile._torch.patches import with_changes_that_fit
+from tdc.compile._torch.scans import SCANS, counted_down
+from tdc.compile._torch.symbolic import ANY_SIZE, SMALLER, any_size, order_of_sizes, setting
+from tdc.core.errors import refusing
+from tdc.core.private import find, optional
 
 BUDGET = "activation_memory_budget"
+CHANGES = (KERNELS, SCANS, ORDER, SMALLER, ANY_SIZE, MEMORY)  # to Inductor
 
 
 def compile_graph(
@@ -25,19 +28,41 @@ def compile_graph(
 ) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph, for all sizes where Inductor can; `change` is called with each graph that is lowered, of the
     forward and of the backward pass."""
-    inductor = load("torch._inductor.compile_fx")
+    refuse_reuse(graph)
+    return with_changes_that_fit(lambda: compiled(graph, inputs, change, settings), CHANGES)
+
+
+def plain(graph: torch.fx.GraphModule, inputs: list[Any], change: Any, settings: dict[str, Any]) -> Callable[..., Any]:
+    """Compile a graph with Inductor as it is. One that adds with `alpha` is refused: there Inductor is wrong."""
+    if any([node.kwargs.get("alpha", 1) != 1 for node in graph.graph.nodes]):
+        refusing("alpha of torch.add in graphs")()
+    found: Callable[..., Any] = find("torch:_TorchCompileInductorWrapper")(None, settings, None)(graph, inputs)
+    return found
+
+
+@optional("graphs changed before Inductor", lost="speed, and one graph for all sizes", instead=plain)
+def compiled(
+    graph: torch.fx.GraphModule, inputs: list[Any], change: Callable[[torch.fx.GraphModule], None],
+    settings: dict[str, Any],
+) -> Callable[..., Any]:  # fmt: skip
+    """Compile a graph with Inductor, and change each graph before it is lowered."""
+    takes = "inner_compile", "config_patches", "decompositions"
+    compile_fx = find("torch._inductor.compile_fx:compile_fx", takes=takes)
+    lower = find("torch._inductor.compile_fx:compile_fx_inner")
+    table = decompositions(settings)
 
     def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         change(module)
         if "get_decomp_fn" in kwargs:  # of 2.13: part of the key of the cache on disk, where it must be torch's own
-            kwargs["get_decomp_fn"] = load("torch._inductor.decomposition").select_decomp_table
+            kwargs["get_decomp_fn"] = find("torch._inductor.decomposition:select_decomp_table")
         with lowering(guards=True), counted_down():
-            return inductor.compile_fx_inner(module, *args, **kwargs)
+            return lower(module, *args, **kwargs)
 
     with keep_functions():
-        return inductor.compile_fx(
-            graph, inputs, inner_compile=inner_compile, config_patches=settings, decompositions=decompositions(settings)
+        found: Callable[..., Any] = compile_fx(
+            graph, inputs, inner_compile=inner_compile, config_patches=settings, decompositions=table
         )
+    return found
 
 
 @contextmanager
@@ -53,8 +78,8 @@ def lowering(guards: bool) -> Iterator[None]:
 
 def decompositions(settings: dict[str, Any]) -> dict[Any, Callable[..., Any]]:
     """Inductor's decompositions, without its questions about the sizes of matrices."""
-    with load("torch._inductor.config").patch(settings):
-        table = {**load("torch._inductor.decomposition").select_decomp_table()}
+    with find("torch._inductor.config:patch")(settings):
+        table = {**find("torch._inductor.decomposition:select_decomp_table")()}
     return table | {op: fn for op, fn in PRODUCTS.items() if op in table}
 
 
@@ -62,40 +87,43 @@ def product_of_any_size(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Inductor's decomposition of a product, which asks on CPU whether the matrices are small: here the answer is no,
     unless their sizes are numbers, and there is no guard."""
     with any_size():
-        return load("torch._inductor.decomposition").decompositions[op](*args, **kwargs)
+        return find("torch._inductor.decomposition:decompositions")[op](*args, **kwargs)
 
 
 PRODUCTS = {op: partial(product_of_any_size, op) for op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)}
 
 
 @cache
+@optional(ANY_SIZE, lost="a recompile where a size crosses a threshold", instead=lambda: False)
 def asks_no_example() -> bool:
     """Whether Inductor decides without the example what it is asked about a size under `any_size`.
 
     torch 2.11 takes the lesser of two sizes by the example and guards, and cannot lower a slice under the flag; so
     there the flag stays unset.
     """
-    symbolic, sympy = load("torch.fx.experimental.symbolic_shapes"), load("sympy")
-    env, source = symbolic.ShapeEnv(), load("torch._dynamo.source").ConstantSource("size")
+    symbolic, sympy = find("torch.fx.experimental.symbolic_shapes"), find("sympy")
+    env, source = symbolic.ShapeEnv(), find("torch._dynamo.source:ConstantSource")("size")
+    ask = find("torch._inductor.sizevars:SizeVarAllocator.evaluate_min")
     size = env.create_symbol(5, source, symbolic.DimDynamic.DYNAMIC, constraint_dim=None)
     with any_size():
         try:
-            load("torch._inductor.sizevars").SizeVarAllocator(env).evaluate_min(size, sympy.Integer(3))
+            ask(find("torch._inductor.sizevars:SizeVarAllocator")(env), size, sympy.Integer(3))
         except TypeError:
             return True
     return False
 
 
-def apart_in_caches(tag: str) -> AbstractContextManager[None]:
+def apart_in_caches(tag: str) -> AbstractContextManager[Any]:
     """A context: what is compiled in it has entries of its own in the caches on disk."""
     config: Any = torch.compiler.config
     return config.patch(cache_key_tag=f"{config.cache_key_tag}{tag}")
 
 
+@optional("modes of Inductor", lost="mode= and options= of torch.compile", instead=lambda mode, options: {})
 def settings_of(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
     """Inductor's settings for a mode and options of `torch.compile`; `BUDGET` among them, which is AOTAutograd's."""
     own = {k: x for k, x in (options or {}).items() if k != BUDGET}
-    found: dict[str, Any] = torch._TorchCompileInductorWrapper(mode, own, None).config if mode or own else {}
+    found: dict[str, Any] = find("torch:_TorchCompileInductorWrapper")(mode, own, None).config if mode or own else {}
     return {**found, BUDGET: options[BUDGET]} if options and BUDGET in options else found
 
 
@@ -105,18 +133,23 @@ def memory_budget(budget: float | None) -> Iterator[None]:
 
     It is torch's partitioner that chooses, so it has no say where forward and backward pass are one graph.
     """
-    if budget is None:
+    with budget_set(budget), apart_in_caches("" if budget is None else f"budget {budget}"):
         yield
-    else:
-        with load("torch._functorch.config").patch({BUDGET: budget}), apart_in_caches(f"budget {budget}"):
-            yield
 
 
+@optional("budget of activations", lost="the budget", instead=nullcontext)
+def budget_set(budget: float | None) -> AbstractContextManager[Any]:
+    """A context with a budget."""
+    return nullcontext() if budget is None else setting("torch._functorch.config", **{BUDGET: budget})
+
+
+@optional("kernels counted", lost="counts.kernels", instead=lambda: 0)
 def kernels_generated() -> int:
     """Kernels that Inductor generated in this process so far."""
-    return int(load("torch._inductor.metrics").generated_kernel_count)
+    return int(find("torch._inductor.metrics:generated_kernel_count"))
 
 
+@optional("bytes counted", lost="bytes_moved of a report", instead=lambda: 0)
 def bytes_accessed() -> int:
     """Bytes that all kernels read and write, as Inductor estimated them in this process so far."""
-    return int(load("torch._inductor.metrics").num_bytes_accessed)
+    return int(find("torch._inductor.metrics:num_bytes_accessed"))

@@ -1,5 +1,5 @@
 """Fewer kernels on CPU: loops between other calls run together, where the order of a graph leaves a choice (torch
-2.11-2.13).
+2.11-2.15).
 
 Inductor writes all loops between two calls of operators, such as products, as one kernel, and compiles each. A copy of
 a product into its row, or the sum of a gradient for a bias, is then a kernel of its own, though nobody waits for it.
@@ -12,33 +12,41 @@ training step is as it was; the peak of memory, as Inductor estimates it, grows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from itertools import groupby
-from pkgutil import resolve_name as load
 from typing import Any
-from unittest.mock import patch
 
+from tdc.compile._torch.bodies import body_nodes
+from tdc.compile._torch.patches import patched
+from tdc.core.private import find, optional
+
+KERNELS = "loops gathered into fewer kernels"
 SHARE, SPARE = 1.01, 2**16  # of the peak of memory before, and bytes beyond
 Stretch = list[Any]  # nodes of Inductor's scheduler that run one after the other: all of them loops, or none
 
 
-@contextmanager
-def fewer_kernels() -> Iterator[None]:
+@optional(KERNELS, lost="some speed on CPU", instead=nullcontext)
+def fewer_kernels() -> AbstractContextManager[Any]:
     """A context: loops of what is lowered in it are gathered."""
-    memory = load("torch._inductor.memory")
-    ordered: Callable[..., list[Any]] = memory.reorder_for_peak_memory
+    memory = find("torch._inductor.memory")
+    ordered: Callable[..., list[Any]] = find("torch._inductor.memory:reorder_for_peak_memory", takes=("nodes",))
+    plan, estimate = [
+        find(f"torch._inductor.memory:{name}") for name in ("prepare_planning_info", "estimate_peak_memory")
+    ]
+    body_nodes()  # are there
 
+    @wraps(ordered)
     def reorder(nodes: list[Any], *names: Any) -> list[Any]:
         order = ordered(nodes, *names)
         if sum(map(is_loop, order)) < 2:
             return order
-        _, inputs = memory.prepare_planning_info(order, *names)
-        peak, used = memory.estimate_peak_memory(order, inputs, names[-1])
+        _, inputs = plan(order, *names)
+        peak, used = estimate(order, inputs, names[-1])
         return gathered(order, Room(dict(zip(order, used, strict=False)), SHARE * peak + SPARE))
 
-    with patch.object(memory, "reorder_for_peak_memory", reorder):
-        yield
+    return patched((memory, "reorder_for_peak_memory", reorder))
 
 
 class Room:
@@ -134,11 +142,10 @@ def asserts(calls: Stretch) -> bool:
     return any([node.has_side_effects() and not writes([node]) for node in calls])
 
 
-def acts(calls: Stretch) -> bool:
+def acts(nodes: Stretch) -> bool:
     """Whether a call may do more than to give a result."""
-    ir = load("torch._inductor.ir")
-    own = [isinstance(node.node, (ir.WhileLoop, ir.Conditional, ir.InvokeSubgraph)) for node in calls]
-    return any(own) or writes(calls) or any([node.has_side_effects() for node in calls])
+    own = [isinstance(node.node, body_nodes()) for node in nodes]
+    return any(own) or writes(nodes) or any([node.has_side_effects() for node in nodes])
 
 
 def taken(loops: Stretch) -> int:

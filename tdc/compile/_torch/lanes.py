@@ -1,4 +1,4 @@
-"""One level of vmap around a function, without the form of its arguments and results (torch 2.11-2.13).
+"""One level of vmap around a function, without the form of its arguments and results (torch 2.11-2.15).
 
 `torch.vmap` takes pytrees apart, checks them and puts results together: more than most blocks cost, and a thousand
 lines for Dynamo to trace. Here tensors are lists already, and what the function does not map stays as it is.
@@ -6,22 +6,23 @@ lines for Dynamo to trace. Here tensors are lists already, and what the function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
 
-from tdc.compile._torch.levels import add_batch_dim, remove_batch_dim
-from tdc.compile._torch.tracing import is_batched
+from tdc.compile._torch.levels import add_batch_dim, level_of_vmap, remove_batch_dim
+from tdc.compile._torch.patches import patched
 from tdc.compile._torch.vmap_rules import register_rules
+from tdc.core.dynamo import is_batched
+from tdc.core.private import find, optional
 
 NESTING = ("_vmap_increment_nesting", "_vmap_decrement_nesting")
-level_of_vmap: Any = load("torch._functorch.vmap:vmap_increment_nesting")
 
 
 def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> tuple[list[Any], list[bool]]:
@@ -41,32 +42,35 @@ def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count
     return found, mapped
 
 
-@contextmanager
-def levels_in_loops() -> Iterator[None]:
+@optional("vmap in loops exported", lost="exports of tdc.batch with loops", instead=nullcontext)
+def levels_in_loops() -> AbstractContextManager[Any]:
     """Let torch.export say of the nodes that begin and end a level that they return nothing. It does so outside of
     loops, and finds that they lack a value inside (torch 2.13)."""
-    verifier = load("torch._export.verifier")
-    check = verifier._check_val
+    check = find("torch._export.verifier:_check_val")
 
     def checked(node: Any) -> None:
         if getattr(node.target, "__name__", "") in NESTING:
             node.meta.setdefault("val", None)
         check(node)
 
-    verifier._check_val = checked
-    try:
-        yield
-    finally:
-        verifier._check_val = check
+    return patched((find("torch._export.verifier"), "_check_val", checked))
 
 
 @cache
 def load_decompositions() -> None:
     """Have torch load what vmap needs for some operations, as its first vmap does, and what it has not."""
-    torch.vmap(torch.neg)(torch.zeros(1))
+    with warnings.catch_warnings():  # torch scripts some, and warns that this is deprecated
+        warnings.filterwarnings("ignore", "`torch.jit.script`")
+        torch.vmap(torch.neg)(torch.zeros(1))
     register_rules()
-    for name in NESTING:  # else torch.export drops them from loops (torch 2.13)
-        has_side_effect(load(f"torch._functorch.predispatch:{name}"))
+    keep_levels()
+
+
+@optional("levels of vmap kept in exports", lost="exports of tdc.batch with loops", instead=lambda: None)
+def keep_levels() -> None:
+    """Keep torch.export from dropping the ends of levels from loops, as it does (torch 2.13)."""
+    for name in NESTING:
+        has_side_effect(find(f"torch._functorch.predispatch:{name}"))
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""A level of vmap seen from inside: the tensors of all examples behind those of one (torch 2.11-2.13).
+"""A level of vmap seen from inside: the tensors of all examples behind those of one (torch 2.11-2.15).
 
 current_level()      the level that is innermost, a number
 physical(x, level)   the tensor of all examples that stands behind one example's
@@ -8,15 +8,24 @@ mapped(x, level)     one example's tensor of that of all examples
 
 from __future__ import annotations
 
-from pkgutil import resolve_name as load
 from typing import Any
 
 from torch import Tensor
 
-add_batch_dim: Any = load("torch._functorch.vmap:_add_batch_dim")
-remove_batch_dim: Any = load("torch._functorch.vmap:_remove_batch_dim")
-interpreter: Any = load("torch._functorch.pyfunctorch:retrieve_current_functorch_interpreter")
-maybe_level: Any = load("torch._C._functorch:maybe_get_level")
+from tdc.core.errors import refusing
+from tdc.core.private import find_or
+
+
+def level_part(path: str) -> Any:
+    """Return a function of torch's vmap; where it is gone, code that needs it is refused."""
+    return find_or(refusing("tdc.batch and lanes"), path, feature="one level of vmap by hand", lost="tdc.batch")
+
+
+add_batch_dim: Any = level_part("torch._functorch.vmap:_add_batch_dim")
+remove_batch_dim: Any = level_part("torch._functorch.vmap:_remove_batch_dim")
+interpreter: Any = level_part("torch._functorch.pyfunctorch:retrieve_current_functorch_interpreter")
+maybe_level: Any = level_part("torch:_C._functorch.maybe_get_level")
+level_of_vmap: Any = level_part("torch._functorch.vmap:vmap_increment_nesting")
 
 
 def level_of(x: Tensor) -> int:

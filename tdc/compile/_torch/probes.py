@@ -10,7 +10,6 @@ without an error: a mark that marks nothing, a log that nobody writes to. `FEATU
 from __future__ import annotations
 
 from collections.abc import Callable
-from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
@@ -25,11 +24,11 @@ from tdc.compile._torch.trace import listening
 from tdc.compile._torch.tracing import (
     at_trace_time,
     innermost_transform,
-    is_batched,
     scan_copies_gradients,
     trace_outside,
 )
-from tdc.core.dynamo import mark_dynamic
+from tdc.core.dynamo import is_batched, mark_dynamic
+from tdc.core.private import find
 from tdc.core.probes import graphs_of
 
 internals: Any = torch  # parts of torch without types
@@ -141,7 +140,7 @@ def sets_inductor() -> bool:
 
 def budgets_activations() -> bool:
     """The share of activations that a graph keeps can be set for a while."""
-    config = load("torch._functorch.config")
+    config = find("torch._functorch.config")
     with memory_budget(0.5):
         half = getattr(config, BUDGET)
     return half == 0.5 and getattr(config, BUDGET) == 1.0
@@ -149,7 +148,7 @@ def budgets_activations() -> bool:
 
 def counts_kernels() -> bool:
     """Inductor has counters of its kernels and of the bytes they touch."""
-    metrics = load("torch._inductor.metrics")
+    metrics = find("torch._inductor.metrics")
     return all([type(getattr(metrics, name, None)) is int for name in ("generated_kernel_count", "num_bytes_accessed")])
 
 

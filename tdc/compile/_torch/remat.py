@@ -1,4 +1,5 @@
-"""What torch computes again in the graph of a whole step, whose forward and backward part its pass knows (torch 2.13).
+"""What torch computes again in the graph of a whole step, whose forward and backward part its pass knows (torch
+2.13-2.15).
 
 It refuses every operation that may draw random numbers: attention without dropout as well, which draws none. Inductor
 draws from seeds; where they stand in the graph before torch's pass, all but the seeds can be computed again.
@@ -9,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pkgutil import resolve_name as load
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from tdc.core.dynamo import argument_names
+from tdc.compile._torch.patches import patched
+from tdc.core.private import find, optional
+from tdc.core.torch_functions import argument_names
 
 PASS = "torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass"
 NAME = "remat_using_tags_for_fwd_loss_bwd_graph"
@@ -37,26 +38,34 @@ def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
 
 
+@optional("random numbers drawn once", lost="memory of checkpoints that draw random numbers", instead=nullcontext)
 def drawn_once(seeds: bool = False) -> AbstractContextManager[Any]:
     """A context: in graphs of whole steps that are compiled in it, what is drawn at random is drawn once, and all else
     computed again; with `seeds`, which is for Inductor, seeds only are drawn once."""
-    if not hasattr(load("torch._functorch.config"), NAME):
+    if not hasattr(find("torch._functorch.config"), NAME):  # before torch 2.13
         return nullcontext()
-    return patch(f"{PASS}.{NAME}", partial(computed_again, load(f"{PASS}:{NAME}"), seeds))
+    again, seeding = find("torch._functorch.partitioners:must_recompute"), None
+    if seeds:
+        seeding = find("torch._inductor.fx_passes.replace_random:replace_random_passes")
+    find(f"{PASS}:has_recomputable_rng_ops")
+    run = partial(computed_again, find(f"{PASS}:{NAME}"), again, seeding)
+    return patched((find(PASS), NAME, run))
 
 
-def computed_again(run: Callable[[GraphModule], GraphModule], seeds: bool, module: GraphModule) -> GraphModule:
+def computed_again(
+    run: Callable[[GraphModule], GraphModule], again: Callable[[Any], bool],
+    seeding: Callable[[GraphModule], Any] | None, module: GraphModule,
+) -> GraphModule:  # fmt: skip
     """torch's pass, on a graph in which what draws is kept, whoever wants it to be computed again."""
-    again = load("torch._functorch.partitioners:must_recompute")
     for node in calls(module):  # all parts of what was kept because something in it draws
         if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE and is_seeded(node.meta.get("original_aten")):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    if seeds:
-        load("torch._inductor.fx_passes.replace_random").replace_random_passes(module)
+    if seeding is not None:
+        seeding(module)
     for node in calls(module):
         if again(node) and draws(node.target, node.args, node.kwargs):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    with patch(f"{PASS}.has_recomputable_rng_ops", lambda module: False):
+    with patched((find(PASS), "has_recomputable_rng_ops", lambda module: False)):
         return run(module)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of functions with loops, in a graph (torch 2.13).
+"""Gradients of functions with loops, in a graph (torch 2.13-2.15).
 
 `torch.func.grad` puts a level of a transform around its function, and torch's operators of loops have no rule for one:
 they fail, or give wrong numbers. `torch.autograd.grad` asks for no level; but what it gives takes no part in autograd,
@@ -11,14 +11,15 @@ operator of loops was found inside.
 
 from __future__ import annotations
 
-from pkgutil import resolve_name as load
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
 from tdc.compile._torch.autograd import is_recordable
-from tdc.core.dynamo import constant
+from tdc.compile._torch.dynamo import has_comptime
+from tdc.core.dynamo import constant, interpreter_stack
+from tdc.core.private import find
 
 internals: Any = torch  # parts of torch without types
 WITH_LOOPS: WeakSet[Any] = WeakSet()  # code whose graph has an operator of loops in a gradient
@@ -37,7 +38,8 @@ def begin() -> bool:
     differentiate the gradient."""
     if not torch.compiler.is_dynamo_compiling():
         return False
-    internals._dynamo.comptime.comptime(refuse if torch.is_grad_enabled() else note)
+    if has_comptime():
+        internals._dynamo.comptime.comptime(refuse if torch.is_grad_enabled() else note)
     return by_autograd()
 
 
@@ -64,8 +66,7 @@ def code_of(context: Any) -> Any:
 
 def levels() -> int:
     """How many transforms of `torch.func` are around the call."""
-    stack = internals._C._functorch.get_interpreter_stack()
-    return 0 if stack is None else len(stack)
+    return len(interpreter_stack() or ())
 
 
 def retrace(context: Any) -> None:
@@ -75,4 +76,4 @@ def retrace(context: Any) -> None:
     if Now.may and levels() == 1 and code not in WITH_LOOPS:
         WITH_LOOPS.add(code)
         reason = "tdc: a gradient of a loop is taken by autograd"
-        raise load("torch._dynamo.exc").UnspecializeRestartAnalysis(restart_reason=reason)
+        raise find("torch._dynamo.exc:UnspecializeRestartAnalysis")(restart_reason=reason)

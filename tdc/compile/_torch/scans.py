@@ -1,4 +1,4 @@
-"""Inductor's loops over flipped tensors read the tensors themselves, from the last row to the first (torch 2.11-2.13).
+"""Inductor's loops over flipped tensors read the tensors themselves, from the last row to the first (torch 2.11-2.15).
 
 torch writes the gradient of `scan` as a scan of flipped tensors, whose results are flipped back: a copy of everything
 that the forward pass kept, and one of each gradient. Inductor turns a scan into a `while_loop` that counts up from 0.
@@ -12,35 +12,35 @@ Invariant: nothing but the rows that are read and written depends on the counter
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pkgutil import resolve_name as load
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch.fx import Node
 
+from tdc.compile._torch.patches import patched
 from tdc.compile._torch.symbolic import same_size, same_strides
+from tdc.core.private import find, optional
 
+SCANS = "loops over flips run backwards"
 OPS, LOOP = torch.ops.aten, torch.ops.higher_order.while_loop
 FLIPS = (torch.ops.prims.rev.default, OPS.flip.default)
 ORDERS: dict[Any, Callable[[Any, Any], Any]] = {OPS.lt.Scalar: operator.lt, OPS.ge.Scalar: operator.ge}
 COMPARISONS = (operator.ge, operator.le, operator.lt)  # of assertions
 
 
-@contextmanager
-def counted_down() -> Iterator[None]:
+@optional(SCANS, lost="copies in gradients of scans", instead=nullcontext)
+def counted_down() -> AbstractContextManager[Any]:
     """A context: loops over what was flipped that are lowered in it run the other way."""
-    passes = load("torch._inductor.fx_passes.post_grad")
-    make_loops: Callable[[Any], None] = passes.decompose_scan_to_while_loop
+    passes = find("torch._inductor.fx_passes.post_grad")
+    make_loops = find("torch._inductor.fx_passes.post_grad:decompose_scan_to_while_loop")
 
     def decompose(module: Any) -> None:
         make_loops(module)
         turn_loops(module)
 
-    with patch.object(passes, "decompose_scan_to_while_loop", decompose):
-        yield
+    return patched((passes, "decompose_scan_to_while_loop", decompose))
 
 
 def turn_loops(module: Any) -> None:
@@ -55,7 +55,7 @@ def turn_loops(module: Any) -> None:
         if rows is not None:
             turn(loop, cond.graph, body.graph, rows)
             cancel(module.graph)
-        if not load("torch._inductor.config").cpp_wrapper:
+        if not getattr(find("torch._inductor.config"), "cpp_wrapper", True):
             compare_numbers(cond.graph)
         for part in (cond, body):
             part.recompile()
@@ -204,13 +204,14 @@ def compare_numbers(cond: Any) -> None:
     other = value_of(test.args[1])
     if counter.meta["val"].device.type != "cpu" or not isinstance(other, (int, torch.SymInt)):
         return
-    symbolic, env = load("torch.fx.experimental.symbolic_shapes"), counter.meta["val"].fake_mode.shape_env
+    bind = find("torch.fx.experimental.symbolic_shapes:compute_unbacked_bindings")
+    env = counter.meta["val"].fake_mode.shape_env
     value = env.create_unbacked_symint()
     with cond.inserting_before(test):
         number = cond.call_function(OPS._local_scalar_dense.default, (counter,))
         found = cond.call_function(compare, (number, test.args[1]))
     number.meta["val"], found.meta["val"] = value, compare(value, other)
-    number.meta["unbacked_bindings"] = symbolic.compute_unbacked_bindings(env, value)
+    number.meta["unbacked_bindings"] = bind(env, value)
     test.replace_all_uses_with(found)
     cond.erase_node(test)
 

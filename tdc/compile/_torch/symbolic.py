@@ -1,15 +1,17 @@
-"""Sizes that are symbols: what torch.export calls `s0 + 1` (torch 2.11-2.13)."""
+"""Sizes that are symbols: what torch.export calls `s0 + 1` (torch 2.11-2.15)."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from pkgutil import resolve_name as load
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
-import torch
+from tdc.compile._torch.patches import patched
+from tdc.core.dynamo import certain_symbol
+from tdc.core.private import find, optional
+
+ANY_SIZE, SMALLER = "sizes 0 and 1 like others", "the smaller of two sizes without a guard"
 
 
 class Line(NamedTuple):
@@ -20,19 +22,33 @@ class Line(NamedTuple):
     plus: int
 
 
+@optional(ANY_SIZE, lost="a recompile where a size crosses a threshold", instead=nullcontext)
 def any_size(flag: bool = True) -> AbstractContextManager[None]:
     """A context in which sizes 0 and 1 are sizes like others: no guard, no code for them alone."""
-    return torch.fx.experimental._config.patch(backed_size_oblivious=flag)  # type: ignore[attr-defined]  # torch's own
+    return setting("torch.fx.experimental._config", backed_size_oblivious=flag)
 
 
+def setting(module: str, **settings: Any) -> AbstractContextManager[Any]:
+    """A context with other settings of a module of torch, which it must have.
+
+    Raises:
+        Gone: it lacks one.
+    """
+    for name in settings:
+        find(f"{module}:{name}")
+    found: AbstractContextManager[Any] = find(f"{module}:patch")(settings)
+    return found
+
+
+@optional(SMALLER, lost="exports in which one size is the smaller of two", instead=nullcontext)
 def order_of_sizes(guards: bool) -> AbstractContextManager[Any]:
     """A context in which Inductor knows more about which of two sizes is smaller.
 
     Every size is smaller than the largest number, where `x[1:]` ends. Where it cannot tell for any size, as of the
     sides of a diagonal, it asks the example and guards on the answer; without `guards` this is an error.
     """
-    sizes = load("torch._inductor.sizevars:SizeVarAllocator")
-    evaluate: Callable[..., Any] = sizes.evaluate_min
+    sizes = find("torch._inductor.sizevars:SizeVarAllocator")
+    evaluate: Callable[..., Any] = find("torch._inductor.sizevars:SizeVarAllocator.evaluate_min")
 
     def least(own: Any, left: Any, right: Any) -> Any:
         known = [x for x in (left, right) if x != sys.maxsize]
@@ -46,7 +62,7 @@ def order_of_sizes(guards: bool) -> AbstractContextManager[Any]:
         with any_size(False):
             return evaluate(own, left, right)
 
-    return patch.object(sizes, "evaluate_min", least)
+    return patched((sizes, "evaluate_min", least))
 
 
 def fixed(size: Any) -> int | None:
@@ -56,7 +72,7 @@ def fixed(size: Any) -> int | None:
 
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal, without a guard."""
-    return bool(load("torch.fx.experimental.symbolic_shapes:statically_known_true")(a == b))
+    return bool(certain_symbol(a == b))
 
 
 def same_strides(x: Any, y: Any) -> bool:
@@ -88,6 +104,6 @@ def size_text(size: Any, names: Mapping[tuple[int, Any], tuple[str, int]]) -> st
     """A size in terms of names, `{(factor, symbol): (name, plus)}`; `?` where it depends on data."""
     if isinstance(size, int):
         return str(size)
-    expr, sympy = size.node.expr, load("sympy")
+    expr, sympy = size.node.expr, find("sympy")
     meaning = {symbol: (sympy.Symbol(name) - plus) / factor for (factor, symbol), (name, plus) in names.items()}
     return str(sympy.expand(expr.xreplace(meaning))) if expr.free_symbols <= meaning.keys() else "?"

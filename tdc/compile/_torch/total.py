@@ -7,7 +7,7 @@ finite values, and needs no `cond` around it.
     getitem(x, 0)         total: its sizes are known      getitem(x, i)         not: a tensor may be out of range
     div(x, 2)             total                           div(x, y), log, exp   not
 
-Nodes of a graph are known by name: Dynamo has one for each call of torch (2.11-2.13).
+Nodes of a graph are known by name: Dynamo has one for each call of torch (2.11-2.15).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch.fx import Node
 
+from tdc.compile._torch.dynamo import current_tracer, has_comptime
 from tdc.compile._torch.tracing import (
     BEGINNINGS,
     at_trace_time,
@@ -70,7 +71,7 @@ def traced_for_all(fn: Callable[..., X], *args: Any) -> tuple[X, bool]:
     If not, and where Dynamo does not trace, the code is traced outside an operator, by `trace_outside`, and has to be
     traced again inside one.
     """
-    if not torch.compiler.is_dynamo_compiling():
+    if not torch.compiler.is_dynamo_compiling() or not has_comptime():
         return trace_outside(fn, *args), False
     at_trace_time(note_beginning)
     out = fn(*args)
@@ -89,7 +90,10 @@ def forget_beginning(context: Any) -> None:
 @constant
 def is_total() -> bool:
     """Whether all nodes since the last `note_beginning` are total."""
-    graph = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.graph
+    tracer = current_tracer()
+    if tracer is None:
+        return False
+    graph = tracer.graph
     begin = BEGINNINGS[graph][-1]
     for node in reversed(graph.nodes):
         if node is begin:

@@ -1,6 +1,6 @@
 """What torch.compile says while it works: graph breaks, causes of recompiles, guards, generated code.
 
-Read from torch's structured trace, the stream that `TORCH_TRACE` writes to a file (torch 2.11-2.13). Nothing in torch
+Read from torch's structured trace, the stream that `TORCH_TRACE` writes to a file (torch 2.11-2.15). Nothing in torch
 is replaced: a handler listens on one logger while a function runs.
 
     with listening() as events:
@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from pkgutil import resolve_name as load
 from typing import Any
 
 from tdc.compile._torch.dynamo import CompileId
+from tdc.compile._torch.symbolic import setting
+from tdc.core.private import optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +52,24 @@ class Listener(logging.Handler):
 @contextmanager
 def listening() -> Iterator[list[Event]]:
     """The events of what is compiled meanwhile, all of it compiled anew: a cache would not say what is in it."""
-    listener, inductor = Listener(), load("torch._inductor.config")
+    listener = Listener()
     with ExitStack() as stack:
-        stack.enter_context(inductor.patch({"fx_graph_cache": False, "trace.provenance_tracking_level": 1}))
-        stack.enter_context(load("torch._functorch.config").patch(enable_autograd_cache=False))
+        stack.enter_context(uncached())
         stack.enter_context(handled(logging.getLogger("torch.__trace"), listener, logging.DEBUG))
         # Inductor counts the bytes that kernels touch only for a log that somebody reads
         metrics = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
         stack.enter_context(handled(metrics, logging.NullHandler(), logging.INFO))
         yield listener.events
+
+
+@optional("caches off for a report", lost="reports of graphs that a cache holds", instead=nullcontext)
+def uncached() -> ExitStack:
+    """A context in which everything is compiled anew, and kernels say of which lines they are."""
+    with ExitStack() as stack:
+        stack.enter_context(setting("torch._inductor.config", **{"fx_graph_cache": False}))
+        stack.enter_context(setting("torch._inductor.config", **{"trace.provenance_tracking_level": 1}))
+        stack.enter_context(setting("torch._functorch.config", enable_autograd_cache=False))
+        return stack.pop_all()
 
 
 @contextmanager

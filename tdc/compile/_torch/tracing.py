@@ -1,4 +1,4 @@
-"""The graph that Dynamo is tracing: what may be in it, how it is compiled, what is taken out again (torch 2.11-2.13).
+"""The graph that Dynamo is tracing: what may be in it, how it is compiled, what is taken out again (torch 2.11-2.15).
 
 Most of it by `comptime`, which calls a function with Dynamo's own objects while Dynamo traces, and leaves nothing in
 the graph. Eagerly, and in `torch.export`, that does nothing.
@@ -9,23 +9,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
-from pkgutil import resolve_name as load
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tdc.compile._torch.bodies import memory_apart
+from tdc.compile._torch.bodies import memory_apart, refuse_reuse
+from tdc.compile._torch.dynamo import current_tracer, has_comptime
 from tdc.compile._torch.inductor import apart_in_caches
 from tdc.compile._torch.remat import drawn_once
 from tdc.compile._torch.retraced import retrace
-from tdc.core.dynamo import constant
-from tdc.core.errors import UnsupportedError, message
+from tdc.compile._torch.symbolic import setting
+from tdc.core.dynamo import constant, interpreter_stack
+from tdc.core.errors import UnsupportedError, message, refusing
+from tdc.core.private import find, find_or, optional
 
 X = TypeVar("X")
 internals: Any = torch  # parts of torch without types
-WHILE_LOOP: Any = load("torch._higher_order_ops.while_loop:while_loop_op")
+WHILE_LOOP: Any = find_or(
+    None, "torch._higher_order_ops.while_loop:while_loop_op", feature="loops traced fast", lost="time to trace a loop"
+)
 OUTSIDE = "traced outside of an operator"  # marks nodes
 BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: nodes that `trace_outside` began at
 
@@ -35,7 +39,7 @@ ANSWERS: list[bool] = []  # to the question that `asked` is about to answer
 
 def at_trace_time(fn: Callable[[Any], None], op: str = "") -> None:
     """Call `fn` while Dynamo traces; nothing otherwise. `name_of` finds `op` among the variables of this function."""
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() and has_comptime():
         internals._dynamo.comptime.comptime(fn)
 
 
@@ -52,6 +56,8 @@ def translator(context: Any) -> Any:
 def asked(question: Callable[[list[Any]], bool], tensors: list[Any]) -> bool:
     """The answer to a question about tensors, found while Dynamo traces. Traced, a question to each of many is a guard
     for each, and takes as long as an operation. `answer` finds both among the variables of this function."""
+    if not has_comptime():
+        return False
     internals._dynamo.comptime.comptime(answer)
     return answered()
 
@@ -77,30 +83,29 @@ def loop_operator(name: str) -> Callable[..., Any]:
 def while_operator(condition: Callable[..., Any], step: Callable[..., Any], start: tuple[Any, ...]) -> Any:
     """torch's "while_loop" of tensors. To Dynamo it is given as the operator, without the pytrees around it: these took
     longer to trace than many a body (torch 2.13)."""
-    if torch.compiler.is_dynamo_compiling():
+    if WHILE_LOOP is not None and torch.compiler.is_dynamo_compiling():
         return WHILE_LOOP(condition, step, start, ())
     return loop_operator("while_loop")(condition, step, start)
 
 
 @constant
+@optional("gradients of scans told apart", lost="a copy in gradients of scans", instead=lambda: False)
 def scan_copies_gradients() -> bool:
     """Whether the backward of "scan" copies gradients that it would return as they came in, as torch 2.13 does."""
-    return hasattr(load("torch._higher_order_ops.scan:ScanAutogradImpl"), "_break_bw_input_output_aliasing")
+    return hasattr(find("torch._higher_order_ops.scan:ScanAutogradImpl"), "_break_bw_input_output_aliasing")
 
 
 def innermost_transform() -> str | None:
     """The name of the transform of `torch.func` around the call, such as "grad"; None where there is none."""
-    interpreter = internals._C._functorch.peek_interpreter_stack()
-    return None if interpreter is None else interpreter.key().name.lower()
-
-
-def is_batched(x: Any) -> bool:
-    """Whether a tensor stands for one example of a vmap. Can be traced."""
-    return internals._C._functorch.is_batchedtensor(x)
+    stack = interpreter_stack()
+    return stack[-1].key().name.lower() if stack else None
 
 
 def before_operator(op: str) -> None:
     """What every operator does first where it is traced: refuse what torch cannot do, and switch donation off."""
+    if torch.compiler.is_dynamo_compiling() and not has_comptime():
+        got = "a torch whose Dynamo calls nothing while it traces"
+        raise UnsupportedError(message(op, "an eager call", got, hint="python -m tdc doctor says what is off"))
     at_trace_time(refuse_transform, op)
     at_trace_time(switch_donation_off)
 
@@ -124,15 +129,14 @@ def refuse_in_scan(op: str, ref: Any) -> None:
 
 def refuse_tracer_of_scan(context: Any) -> None:
     """Raise where Dynamo traces the body of a scan, at any depth."""
-    if within_scan(translator(context)):
+    if is_scan(translator(context).output.current_tracer):
         hint = "make the outer loop a tdc.while_loop, or write the inner one as a Python for"
         got = "one in the body of a scan, with gradients"
         raise UnsupportedError(message(name_of(context), "a loop outside of scan", got, hint=hint))
 
 
-def within_scan(tx: Any) -> bool:
-    """Whether one of the operators whose bodies Dynamo traces is a scan."""
-    tracer = tx.output.current_tracer
+def is_scan(tracer: Any) -> bool:
+    """True if an operator whose body Dynamo traces, or one around it, is a scan."""
     while tracer is not None:
         if "scan" in str(tracer.source_target):
             return True
@@ -143,14 +147,13 @@ def within_scan(tx: Any) -> bool:
 @constant
 def in_body_of_scan() -> bool:
     """Whether the call is traced as part of the body of a scan."""
-    return within_scan(torch._dynamo.symbolic_convert.InstructionTranslator.current_tx())
+    return is_scan(current_tracer())
 
 
 @constant
 def in_body() -> bool:
     """Whether the call is traced as part of a body of an operator, such as a loop."""
-    tracer = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.current_tracer
-    return tracer.parent is not None
+    return getattr(current_tracer(), "parent", None) is not None
 
 
 def compile_through(context: Any, around: Callable[..., Any]) -> None:
@@ -181,11 +184,22 @@ def switch_donation_off(context: Any) -> None:
 def without_donation(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Compile a graph without donated buffers, and without what `trace_outside` left."""
     remove_traces(graph)
-    config = load("torch._functorch.config")
-    undonated = config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True)
-    apart = config.patch(cse=False) if has_branch_in_scan(graph) else nullcontext()
-    with undonated, apart, memory_apart(), apart_in_caches("undonated"):
+    refuse_reuse(graph)
+    apart = different_zeros() if has_branch_in_scan(graph) else nullcontext()
+    with undonated(), apart, memory_apart(), apart_in_caches("undonated"):
         return compiler(graph, *args, **kwargs)
+
+
+@optional("donated buffers off", lost="gradients of loops in graphs", instead=refusing("gradients of loops in graphs"))
+def undonated() -> Any:
+    """A context in which torch donates no buffers, and compiles a backward at once."""
+    return setting("torch._functorch.config", donated_buffer=False, force_non_lazy_backward_lowering=True)
+
+
+@optional("zeros of one shape kept apart", lost="gradients of a branch in a scan", instead=nullcontext)
+def different_zeros() -> Any:
+    """A context in which torch makes no one node of equal ones."""
+    return setting("torch._functorch.config", cse=False)
 
 
 def has_branch_in_scan(graph: Any) -> bool:
@@ -212,9 +226,14 @@ def keep_activations(context: Any) -> None:
 
 def keeping(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Compile a graph in which everything is kept."""
-    functorch = load("torch._functorch.config")
-    with functorch.patch(remat_using_tags_for_fwd_loss_bwd_graph=False), apart_in_caches("kept"):
+    with not_again(), apart_in_caches("kept"):
         return compiler(graph, *args, **kwargs)
+
+
+@optional("checkpoints of micro-batches", lost="checkpoints of micro-batches", instead=nullcontext)
+def not_again() -> Any:
+    """A context in which nothing is computed again."""
+    return setting("torch._functorch.config", remat_using_tags_for_fwd_loss_bwd_graph=False)
 
 
 def mark_backward(context: Any) -> None:

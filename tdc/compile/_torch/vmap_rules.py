@@ -1,4 +1,4 @@
-"""What torch's vmap has no rule for (2.11-2.13): it fails, or runs one example after the other.
+"""What torch's vmap has no rule for (2.11-2.15): it fails, or runs one example after the other.
 
     lstm_cell, gru_cell ...     by what they are made of
     lstm, gru ...               once, for the sequences of all examples
@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.compile._torch.levels import current_level, level_of, mapped, physical
+from tdc.core.dynamo import has_kernel
 from tdc.core.errors import UnsupportedError, message
+from tdc.core.torch_functions import fused_cpu_forward
 
 KEY = "FuncTorchBatchedDecomposition"  # where vmap looks for what an operation is made of
 RULES: list[Any] = []  # the registrations, which end where nobody holds them
@@ -89,9 +91,7 @@ def attention(
     if mask is not None and (mask.ndim > 2 or level_of(mask) == level):
         mask = mask if mask.ndim > 2 else mask[None, None]
         mask = folded(mask.expand(query.shape[0], *mask.shape[1:]), level, count, 0)
-    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale
-    )
+    found = fused_cpu_forward(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)
     out, weights = [mapped(x.unflatten(0, (count, -1)), level) for x in found]
     return out, weights
 
@@ -111,14 +111,10 @@ RULES_OF: dict[str, Callable[..., Any]] = {
 
 def register_rules() -> None:
     """Tell vmap of what it lacks."""
-    missing = [name for name in RULES_OF if not any(has_kernel(name, key) for key in (KEY, "FuncTorchBatched"))]
+    known = [name for name in RULES_OF if fused_cpu_forward is not None or RULES_OF[name] is not attention]
+    missing = [name for name in known if not any(has_kernel(name, key) for key in (KEY, "FuncTorchBatched"))]
     if missing:
         rules = torch.library.Library("aten", "IMPL", KEY)
         for name in missing:
             rules.impl(name, RULES_OF[name])
         RULES.append(rules)
-
-
-def has_kernel(name: str, key: str) -> bool:
-    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
-    return found

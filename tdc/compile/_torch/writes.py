@@ -1,7 +1,7 @@
 """How a graph writes a new state into the memory of the old one: each number once, when all of them are known.
 
-Inductor takes clones away (torch 2.13): `b.copy_(a.clone())` behind `a.copy_(x)` then writes x into b. So what may be
-the number of another input goes through an operation that Inductor keeps, `where(x == x, x, x)`. What an operation
+Inductor takes clones away (torch 2.13-2.15): `b.copy_(a.clone())` behind `a.copy_(x)` then writes x into b. So what may
+be the number of another input goes through an operation that Inductor keeps, `where(x == x, x, x)`. What an operation
 computes anew needs none: two nodes for each tensor of a state took a third of the time that Inductor needs for a step.
 """
 
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile._torch.dynamo import has_comptime
 from tdc.compile._torch.tracing import at_trace_time, compile_through, translator
-from tdc.core.dynamo import list_kernel
+from tdc.core.torch_functions import list_kernel
 
 COPY = list_kernel("foreach_copy_")
 # operations that no compiler takes for one of their operands
@@ -25,6 +26,10 @@ WRITES = "written when all is known"  # marks nodes
 
 def write_in_graph(olds: list[Tensor], news: list[Tensor]) -> None:
     """Write new numbers into inputs of the graph: one node while Dynamo traces, and one for each before it compiles."""
+    if not has_comptime():
+        for old, new in zip(olds, [torch.where(x == x, x, x) for x in news], strict=True):
+            old.copy_(new)
+        return
     COPY(olds, news)
     at_trace_time(note_writes)
 
@@ -32,8 +37,10 @@ def write_in_graph(olds: list[Tensor], news: list[Tensor]) -> None:
 def note_writes(context: Any) -> None:
     """Mark the write that was just traced."""
     graph = translator(context).output.graph
-    graph.find_nodes(op="call_function", target=COPY)[-1].meta[WRITES] = True
-    compile_through(context, one_by_one)
+    found = graph.find_nodes(op="call_function", target=COPY)
+    if found:  # else torch has no such kernel, and each tensor has a node already
+        found[-1].meta[WRITES] = True
+        compile_through(context, one_by_one)
 
 
 def one_by_one(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import HALF
-from tdc.core.dynamo import flash_forward
 from tdc.core.errors import ShapeError, StructureError, message
 from tdc.core.operators import operator, refuse_derivative
+from tdc.core.torch_functions import flash_forward
 from tdc.ops.attention import efficient
 from tdc.ops.attention.flash import ALIGNED, contiguous, largest_head, loadable
 from tdc.ops.attention.operator import folded

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from tdc.core.dtypes import HALF
+from tdc.core.torch_functions import fused_cpu_backward, fused_cpu_forward
 from tdc.ops.attention import flash
 
 FLEX_HEADS = range(16, 257)  # head sizes of flex_attention's kernels
@@ -70,7 +71,8 @@ def backend(c: Call) -> Literal["rows", "weights", "pairs", "flash", "efficient"
     if c.device == "cpu":
         if c.score_mod:
             return "pairs"
-        return "weights" if c.dropout or c.learns or size != value_size else "rows"
+        plain = c.dropout or c.learns or size != value_size or fused_cpu_forward is None or fused_cpu_backward is None
+        return "weights" if plain else "rows"
     if c.device != "cuda" or c.dtype not in (*HALF, torch.float32):
         return "padded"
     if c.masked or c.score_mod:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.dynamo import fused_cpu_backward, fused_cpu_forward
+from tdc.core.torch_functions import fused_cpu_backward, fused_cpu_forward
 from tdc.ops.attention.masks import check_mask
 
 

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dynamo import constant, efficient_backward, efficient_forward
+from tdc.core.dynamo import constant
+from tdc.core.torch_functions import efficient_backward, efficient_forward
 from tdc.ops.attention.flash import capability, contiguous, gives_zeros, loadable, zeros
 
 LOAD = 16  # bytes that the kernel loads at once
@@ -31,8 +32,8 @@ BLOCK = 32  # queries, of which logsumexp has whole blocks
 @constant
 def runs(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a device has the kernel for a dtype; so it is where no GPU is at hand."""
-    if torch.version.hip is not None:
-        return False  # there logsumexp has another layout, torch 2.11
+    if torch.version.hip is not None or efficient_forward is None or efficient_backward is None:
+        return False  # with HIP the logsumexp has another layout (torch 2.11)
     version = capability(device)
     return version is None or version >= ((8, 0) if dtype == torch.bfloat16 else (5, 0))
 

@@ -16,7 +16,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import constant, flash_backward, flash_forward
+from tdc.core.dynamo import constant
+from tdc.core.torch_functions import flash_backward, flash_forward
 
 contiguous = torch.ops.aten.contiguous  # the method asks for the device, which tensors without data may not have
 
@@ -27,8 +28,8 @@ EVERY_GPU = 192  # largest head size whose backward runs on every GPU that has t
 @constant
 def largest_head(device: torch.device) -> int:
     """The largest head size the kernel has on a device: 0 where there is none, `EVERY_GPU` where no GPU is at hand."""
-    if torch.version.hip is not None:
-        return 0  # the logsumexp has another layout there, torch 2.11
+    if torch.version.hip is not None or flash_forward is None or flash_backward is None:
+        return 0  # with HIP the logsumexp has another layout (torch 2.11)
     version = capability(device)
     if version is None:
         return EVERY_GPU

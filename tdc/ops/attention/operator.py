@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.dynamo import argument_names, trace_with_grad, under_mode, under_transform
+from tdc.core.dynamo import trace_with_grad, under_mode, under_transform
 from tdc.core.errors import UnsupportedError, message, no_second
 from tdc.core.levels import applied, moving
 from tdc.core.operators import (
@@ -37,6 +37,7 @@ from tdc.core.operators import (
     refuse_derivative,
     refuse_mapped,
 )
+from tdc.core.torch_functions import argument_names
 from tdc.ops.attention import cpu, efficient, flash, weights
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads, within
 from tdc.ops.attention.weights import kept_rectangle

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype, widened
-from tdc.core.dynamo import adaptive_avg_backwards
 from tdc.core.errors import StructureError, message
+from tdc.core.torch_functions import adaptive_avg_backwards
 from tdc.ops.convolution.planes import Reads, Run, Windows, innermost, planes, room, runs
 from tdc.ragged.segments import offsets_of
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import pack_lstm_weights
+from tdc.core.torch_functions import pack_lstm_weights
 from tdc.ops.recurrent.layers import Kept, Layer, Net, Way
 from tdc.ops.recurrent.order import Order
 

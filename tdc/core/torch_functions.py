@@ -1,0 +1,151 @@
+"""Functions and operations of torch that have no public name, or whose names classes with `__torch_function__` need.
+
+    handed on     functions that torch hands on to containers, and the names under which it hands them on
+    schemas       parameters of operations
+    kernels       fused attention, assertions, operations on lists of tensors; None, or a loop, where torch has none
+
+Invariant: the module is imported before the first graph is traced, since it adds to torch's list of functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.private import find, find_or, optional
+from tdc.core.typing import Op
+
+internals: Any = torch  # parts of torch without types
+aten: Any = internals.ops.aten
+
+# -- handed on
+
+LEFT_OUT: dict[Any, tuple[Op, ...]] = {
+    torch: (torch.fill, torch.rand_like, torch.randn_like, torch.randint_like, torch.vander),
+    F: (F.hardsigmoid, F.hardswish),
+}
+
+
+def hand_on(module: Any, ops: tuple[Op, ...]) -> None:
+    """Put functions of a module into torch's list of those that it hands on to classes with `__torch_function__`.
+
+    Eagerly it hands on all of them. In a graph Dynamo goes by `torch.overrides.get_overridable_functions`, which leaves
+    some out, and refuses containers as their arguments. A list that Dynamo made before `tdc` was imported lacks them.
+    """
+    known: list[Op] = internals.overrides.get_overridable_functions()[module]
+    known += [op for op in ops if op not in known]
+
+
+for _module, _ops in LEFT_OUT.items():
+    hand_on(_module, _ops)
+
+CALLED_BY: dict[Op, Op] = {  # the function that one of `torch.nn.functional` calls, and torch hands on
+    getattr(F, name): find_or(
+        getattr(F, name), path, feature=f"F.{name} of batches", lost="the function itself on batches"
+    )
+    for name, path in (
+        ("grouped_mm", "torch:_grouped_mm"),
+        ("scaled_mm", "torch:_scaled_mm_v2"),
+        ("scaled_grouped_mm", "torch:_scaled_grouped_mm_v2"),
+    )
+    if hasattr(F, name)
+}
+checkpoint_operator: Op = torch.ops.higher_order.tag_activation_checkpoint  # what checkpoint is in a graph
+
+
+def overload_of(op: Op) -> Op:
+    """The operation that a call of a `torch.library.custom_op` arrives as; others as they are."""
+    return getattr(op, "_opoverload", op)
+
+
+def own_name(op: Any) -> str:
+    """The name that a function or an operation gives itself; empty where it gives none."""
+    return str(getattr(op, "__name__", None) or getattr(op, "_name", None) or "")
+
+
+def argument_names(op: Any) -> list[str]:
+    """The names of the arguments of an operation of `torch.ops`."""
+    return [a.name for a in op._schema.arguments]
+
+
+def schemas(name: str) -> list[tuple[tuple[str, bool, str], ...]]:
+    """The parameters of an operation of torch, in each of its forms: names, whether by position, too, and types.
+
+    A type is `int`, or `int = ...` where there is a default. The forms of named tensors, which torch 2.11 still has,
+    are left out.
+    """
+    forms = forms_of(f"aten::{name}")
+    return [
+        tuple([("input" if a.name == "self" else a.name, not a.kwarg_only, declared(a)) for a in form.arguments])
+        for form in forms
+        if any(["Tensor" in str(a.type) for a in form.arguments]) and not any([a.is_out for a in form.arguments])
+        if "name" not in form.overload_name.lower()
+    ]
+
+
+@optional("signatures of torch", lost="stubs and errors for arguments by name", instead=lambda name: [])
+def forms_of(name: str) -> list[Any]:
+    """The schemas of an operation."""
+    found: list[Any] = find("torch:_C._jit_get_schemas_for_operator")(name)
+    return found
+
+
+def declared(argument: Any) -> str:
+    """The type of an argument of a schema, and whether it has a default."""
+    return f"{argument.real_type} = ..." if argument.has_default_value() else str(argument.real_type)
+
+
+# -- kernels
+
+
+def kernel(name: str, lost: str) -> Any:
+    """An operation of torch without a public name; None where this torch has none."""
+    return find_or(None, f"torch:ops.aten.{name}", feature=f"aten::{name}", lost=lost)
+
+
+def assert_now(condition: Tensor, text: str) -> None:
+    """An assertion that reads its condition."""
+    if not condition:
+        raise RuntimeError(text)
+
+
+assert_async: Op = find_or(
+    assert_now, "torch:ops.aten._assert_async.msg", feature="assertions that do not wait", lost="checks in graphs"
+)
+flash_forward, flash_backward = [kernel(f"_flash_attention_{way}", "speed on CUDA") for way in ("forward", "backward")]
+efficient_forward, efficient_backward = [
+    kernel(f"_efficient_attention_{way}", "speed on CUDA") for way in ("forward", "backward")
+]
+fused_cpu_forward, fused_cpu_backward = [
+    kernel(f"_scaled_dot_product_flash_attention_for_cpu{way}.default", "speed on CPU") for way in ("", "_backward")
+]
+adaptive_avg_backwards: dict[int, Op] = {
+    n: kernel(f"_adaptive_avg_pool{n}d_backward", "gradients of adaptive means") for n in (2, 3)
+}
+pack_lstm_weights: Any = getattr(internals.ops.mkldnn, "_reorder_mkldnn_rnn_layer_weight", None)  # as oneDNN wants them
+
+
+def list_kernel(name: str) -> Op:
+    """The kernel on lists of tensors that torch has under a name, such as "foreach_add"."""
+    found: Op = find_or(one_by_one(name), f"torch:_{name}", feature=f"_{name}", lost="speed on many tensors")
+    return found
+
+
+def fused_kernel(name: str) -> Any:
+    """torch's kernel for the update of an optimiser, such as "adamw"; None where this torch has none."""
+    return find_or(None, f"torch:_fused_{name}_", feature=f"_fused_{name}_", lost="speed of eager updates")
+
+
+def one_by_one(name: str) -> Op:
+    """What a kernel on lists does: the operation on each tensor, and on those of other lists beside it."""
+    name = name.removeprefix("foreach_")
+    op: Any = getattr(torch, name, None) or getattr(Tensor, name, None)
+
+    def run(*columns: Any, **kwargs: Any) -> list[Any]:
+        rows = [x if isinstance(x, (list, tuple)) else [x] * len(columns[0]) for x in columns]
+        return [op(*row, **kwargs) for row in zip(*rows, strict=True)]
+
+    return run
