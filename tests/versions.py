@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+VERSION = tuple(int(n) for n in torch.__version__.split(".")[:2])
 OLD = torch.__version__ < "2.12"  # torch 2.11, the oldest that tdc supports
 
 
@@ -25,3 +26,8 @@ def refused(text: str, when: bool = True) -> Iterator[None]:
             yield
     else:
         yield
+
+
+def before(major: int, minor: int) -> bool:
+    """True if this torch is older than a release."""
+    return (major, minor) > VERSION

@@ -32,6 +32,7 @@ from tdc.compile.gradients import Part, by_path, differentiable
 from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
+from tdc.core.dynamo import has_forward_mode
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.core.typing import MISSING
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -116,6 +117,8 @@ def jacobian(
     chosen = int_tuple(op, argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if op != "jacrev":
+            has_forward_mode()
         parts = [Part(args[i], op) for i in chosen]
         form: list[Any] = []  # of the result: everything but its tensors, which alone come out of a transform
 

@@ -20,6 +20,7 @@ and bounds, and has one value for each name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,4 +179,6 @@ def spec_of(text: str) -> Any:
         return pytree.treespec_loads(text)
     except NotImplementedError as error:
         hint = "import the module that defines the classes of its arguments and results first"
-        raise FormatError(message("compile.load", "classes that this process knows", f"{error}", hint=hint)) from None
+        named = re.match(r"Deserializing (\S+)", str(error))
+        got = named[1] if named else str(error)
+        raise FormatError(message("compile.load", "classes that this process knows", got, hint=hint)) from None

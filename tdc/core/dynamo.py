@@ -16,6 +16,7 @@ installed still does what its names say.
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -408,7 +409,16 @@ def storage_id(x: Tensor) -> int:
 @constant
 def has_loaded(name: str) -> bool:
     """Load a module of torch: in a graph, while it is traced. The first call may take seconds."""
-    return bool(find(name))
+    with warnings.catch_warnings():  # torch scripts functions there, and warns that this is deprecated (2.13-2.15)
+        warnings.filterwarnings("ignore", "`torch.jit.script")
+        return bool(find(name))
+
+
+@constant
+@optional("forward mode loaded", lost="silence: torch warns at its first forward-mode derivative", instead=never)
+def has_forward_mode() -> bool:
+    """Load what torch needs for its first forward-mode derivative."""
+    return has_loaded("torch._decomp.decompositions_for_jvp")
 
 
 def flex_module() -> ModuleType:

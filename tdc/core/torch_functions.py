@@ -42,6 +42,13 @@ def hand_on(module: Any, ops: tuple[Op, ...]) -> None:
 for _module, _ops in LEFT_OUT.items():
     hand_on(_module, _ops)
 
+
+
+def is_handed_on(op: Op) -> bool:
+    """True if torch hands on a function of its own namespace: `torch.cholesky` and `torch.qr` are gone since 2.14."""
+    return op in internals.overrides.get_overridable_functions()[torch]
+
+
 CALLED_BY: dict[Op, Op] = {  # the function that one of `torch.nn.functional` calls, and torch hands on
     getattr(F, name): find_or(
         getattr(F, name), path, feature=f"F.{name} of batches", lost="the function itself on batches"

@@ -22,6 +22,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
+from tdc.core.torch_functions import is_handed_on
 from tdc.core.typing import Op
 from tdc.ops import spectrum
 from tdc.ops.pairs import widest_of
@@ -311,13 +312,15 @@ LINALG = torch.linalg
 for _op in (LINALG.det, torch.logdet):
     matrix_rule(_op, "")
 matrix_rule(LINALG.slogdet, "", "")
-matrix_rule(torch.cholesky, "ij", run=cholesky)
+if is_handed_on(torch.cholesky):
+    matrix_rule(torch.cholesky, "ij", run=cholesky)
 for _op in (LINALG.inv, LINALG.matrix_power, LINALG.matrix_exp, LINALG.cholesky, torch.cholesky_inverse):
     matrix_rule(_op, "ij")
 for _op in (LINALG.inv_ex, LINALG.cholesky_ex):
     matrix_rule(_op, "ij", "")
 matrix_rule(LINALG.qr, "ij", "ij", run=qr_of_mode)
-matrix_rule(torch.qr, "ij", "ij", run=qr)
+if is_handed_on(torch.qr):
+    matrix_rule(torch.qr, "ij", "ij", run=qr)
 matrix_rule(LINALG.lu, "ij", "ij", "ij")
 for _op in (LINALG.lu_factor, LINALG.lu_factor_ex):
     matrix_rule(_op, "ij", "i", "")

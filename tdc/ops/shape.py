@@ -235,7 +235,9 @@ def candidates(sizes: list[Any], begin: int, size: Any, ragged: bool) -> Iterato
     of a static dim."""
     behind = range(begin, len(sizes))
     if ragged:
-        yield from [d for d in behind if sizes[d] == -1]
+        for d in behind:  # Dynamo ends no `yield from` of a list (torch 2.15)
+            if sizes[d] == -1:
+                yield d
     for d in behind:
         if (sizes[d] == -1 and not ragged) or (sizes[d] != -1 and sizes[d] == size):
             yield d

@@ -284,7 +284,7 @@ hint: install that version of tdc""",
             lambda: load(self.path),
             """\
 FormatError
-tdc.compile.load: expected classes that this process knows, got Deserializing shop.Order in pytree is not registered.
+tdc.compile.load: expected classes that this process knows, got shop.Order
 hint: import the module that defines the classes of its arguments and results first""",
         )
 

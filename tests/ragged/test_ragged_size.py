@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from versions import before
 
 import tdc
 from tdc.core.ragged_size import RaggedSize
@@ -79,6 +80,8 @@ OF_TORCH = {  # in a graph refused by Dynamo, which asks no method and no `__tor
 if torch.__version__ < "2.12":  # torch 2.11 asks still fewer methods
     OF_TORCH |= {"1 < n", "not n", "int(n)", "float(n)", "list[n]"}
     OF_TORCH |= {"torch.arange(n)", "torch.arange(0, n)", "torch.eye(n)"}
+if not before(2, 14):
+    OF_TORCH -= {"range(n)", "list[:n]"}
 TAKEN: dict[str, Callable[[Any], Any]] = {
     "x.view(shape)": lambda x: x.view(x.shape),
     "x.view(*shape)": lambda x: x.view(*x.shape),

@@ -35,6 +35,7 @@ from tdc.autobatch.per_example.table import (
     refuse,
 )
 from tdc.core.rules import name_of
+from tdc.core.torch_functions import is_handed_on
 from tdc.core.typing import Op
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import map_results
@@ -362,7 +363,7 @@ for _name, _text in POSITIONS.items():
     put(getattr(torch, _name), gather(getattr(torch, _name), _text))
 for _op in each(torch, REDUCTIONS):
     put(_op, reduction(_op))
-for _op in (*each(torch.linalg, MATRICES), *each(torch, OLD_MATRICES)):
+for _op in (*each(torch.linalg, MATRICES), *filter(is_handed_on, each(torch, OLD_MATRICES))):
     put(_op, matrices(_op))
 for _op, _row in OWN.items():
     put(_op, _row)

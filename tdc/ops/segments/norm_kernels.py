@@ -29,15 +29,16 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, offsets: Tens
     """The result (N, C), mean and rstd."""
     rows, channels, out = offsets.shape[0] - 1, x.shape[1], torch.empty_like(x)
     if by_torch(x, rows, groups):
-        lengths = offsets.diff()
+        lengths, none = offsets.diff(), x.new_zeros(1, groups)
         found = [
             torch.native_group_norm(plane, weight, bias, 1, channels, plane.shape[-1], groups, eps)
+            if plane.shape[-1]  # torch 2.14 refuses what has no positions
+            else (plane, none, none)
             for plane in planes_of(x, on_host(lengths))
         ]
         planes, *statistics = zip(*found, strict=True)
         mean, rstd = [torch.cat(each) for each in statistics]
-        nothing = (lengths == 0).unsqueeze(1)  # of which torch has NaN
-        return joined(planes, out), mean, rstd.masked_fill_(nothing, 0)
+        return joined(planes, out), mean, rstd
     count = count_of(x, offsets, groups)
     mean = to_groups(sums(x, offsets, rows), groups) / count
     middle = to_channels(mean, channels)
@@ -67,8 +68,11 @@ def backward_by_torch(
     grad = grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
     lengths, of_rows = on_host(offsets.diff()), [t.unsqueeze(1).unbind() for t in (mean, rstd)]
     both = [planes_of(t, lengths) for t in (grad, x)]
+    none = weight.new_zeros(x.shape[1])
     found = [
         native_backward(g, plane, *own, weight, 1, x.shape[1], plane.shape[-1], groups, ALL)
+        if plane.shape[-1]
+        else (plane, none, none)
         for g, plane, *own in zip(*both, *of_rows, strict=True)
     ]
     planes, *learned = zip(*found, strict=True)
