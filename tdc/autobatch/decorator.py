@@ -20,6 +20,7 @@ from tdc.autobatch.tree import Call
 from tdc.autobatch.values import Lane, as_result, flatten, lane_of, map_leaves, unflatten
 from tdc.compile._torch.lanes import has_hooks, load_decompositions
 from tdc.compile.upstream import traced
+from tdc.core.annotations import python_signature
 from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
@@ -203,7 +204,7 @@ class Method(BatchFunction):
     @property
     def __signature__(self) -> inspect.Signature:
         """Without `self`, as of a method."""
-        whole = inspect.signature(self.fn)
+        whole = python_signature(self.fn)
         return whole.replace(parameters=[*whole.parameters.values()][1:])
 
 

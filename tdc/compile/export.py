@@ -35,6 +35,7 @@ from tdc.compile.flat import Size
 from tdc.compile.signature import Signature
 from tdc.compile.symbols import Names, outputs
 from tdc.core import pytree
+from tdc.core.annotations import python_signature
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe, message
 
@@ -269,7 +270,7 @@ def named(
     Refuses arguments that the function does not take, and a module that takes some of them as `**kwargs`.
     """
     try:
-        declared_as = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+        declared_as = python_signature(fn.forward if isinstance(fn, nn.Module) else fn)
     except (ValueError, TypeError):  # a builtin, such as torch.relu
         return args, dict(kwargs), tuple([f"arg{i}" for i in range(len(args))])
     try:

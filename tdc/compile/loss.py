@@ -17,7 +17,6 @@ training mode and put back, and parts of it that do not train, while it does, st
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from tdc.compile.functional import call_with, from_module
+from tdc.core.annotations import python_signature
 from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
@@ -234,7 +234,7 @@ def count_of_arguments(fn: Any) -> tuple[int, int] | None:
     if not callable(fn):
         return None
     try:
-        kinds = inspect.signature(fn).parameters.values()
+        kinds = python_signature(fn).parameters.values()
     except (ValueError, TypeError):  # of a function in C
         return None
     positional = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tdc.core.annotations import python_signature
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, UnsupportedError, message
 from tdc.core.rules import IMPLS, ROWS, SELF_SECOND, name_of
@@ -54,7 +55,7 @@ def renaming(row: str, op: Op, count: int, names: tuple[str, ...]) -> Renaming |
     """How a row takes keywords behind `count` other arguments; None where it takes them as they are."""
     key = (row, op, count, names)
     if key not in KNOWN:
-        KNOWN[key] = renamed(op, list(inspect.signature(IMPLS[row]).parameters.values()), count, names)
+        KNOWN[key] = renamed(op, list(python_signature(IMPLS[row]).parameters.values()), count, names)
     return KNOWN[key]
 
 

@@ -14,12 +14,12 @@ Invariants: one structure for all; nothing that a model would read over the ends
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tdc.core.annotations import python_signature
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.hf.packed import OP, Packed
@@ -76,7 +76,7 @@ class Head(NamedTuple):
 
 def parameters_of(model: Any) -> tuple[str, ...]:
     """The names of the arguments of a model, in order."""
-    found = inspect.signature(model.forward).parameters.values()
+    found = python_signature(model.forward).parameters.values()
     return tuple([p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)])
 
 

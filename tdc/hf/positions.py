@@ -14,7 +14,6 @@ Invariant: calls that are not packed are as they were.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from tdc.core.annotations import python_signature
 from tdc.hf.packed import Packed
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import local_positions, longest
@@ -76,7 +76,7 @@ def hook_positions(model: nn.Module) -> list[Callable[[], None]]:
 
 def hook(module: nn.Module) -> list[Any]:
     """Hook a module by the arguments of its forward; the handles, none for most modules."""
-    asked = set(inspect.signature(module.forward).parameters)
+    asked = set(python_signature(module.forward).parameters)
     if isinstance(module, nn.Embedding) and "position_ids" in asked:
         return [module.register_forward_pre_hook(count_in_rows, with_kwargs=True)]
     if hasattr(module, "create_position_ids_from_input_ids") and asked == OF_TOKENS:

@@ -18,10 +18,11 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import torch
 
+from tdc.core.annotations import hints, meant
 from tdc.core.arguments import expect, expect_number
 from tdc.core.container import Container
 from tdc.core.dynamo import constant
@@ -248,10 +249,7 @@ def plan(cls: Any) -> tuple[tuple[str, bool, bool, Any], ...]:
 
     None of it is compared: Dynamo cannot compare a class that a constant function returned (torch 2.11).
     """
-    try:
-        notes = get_type_hints(cls)
-    except (NameError, TypeError):  # a name in them is not defined here
-        notes = {}
+    notes = hints(cls)
     if is_dataclass(cls):
         made = {f.name for f in fields(cls) if not f.init}  # by the class itself
         bare = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
@@ -261,6 +259,7 @@ def plan(cls: Any) -> tuple[tuple[str, bool, bool, Any], ...]:
 
 def form_of(note: Any) -> Any:
     """The form in which a field takes an inner node: a class of records, "dict", or None for a TensorDict."""
+    note = meant(note)
     for part in get_args(note) if get_origin(note) in (Union, UnionType) else (note,):
         cls = get_origin(part) or part
         if isinstance(cls, type) and (is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))):

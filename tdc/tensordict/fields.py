@@ -20,10 +20,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from types import UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Union, get_args, get_origin
 
 from torch import Tensor
 
+from tdc.core.annotations import meant
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, StructureError, message
 from tdc.core.typing import MISSING
@@ -64,12 +65,6 @@ class Field:
         return self.default is MISSING and self.factory is MISSING
 
 
-def annotations_in(body: dict[str, Any]) -> dict[str, Any]:
-    """Annotations of a class body; Python 3.14 has a function that gives them."""
-    lazy = body.get("__annotate_func__") or body.get("__annotate__")
-    return body.get("__annotations__") or (lazy(1) if lazy else {})
-
-
 def is_marker(note: Any, name: str) -> bool:
     """Whether an annotation is `ClassVar` or `InitVar`, of any type, or `KW_ONLY`, which makes no field."""
     if isinstance(note, str):
@@ -77,16 +72,9 @@ def is_marker(note: Any, name: str) -> bool:
     return any([x is MARKERS[name] for x in (note, get_origin(note), note.__class__)])
 
 
-def hints(cls: Any) -> dict[str, Any]:
-    """Annotations of a class as types; as they were written where a name in them is not defined."""
-    try:
-        return get_type_hints(cls)
-    except (NameError, TypeError):
-        return dict(annotations_in(dict(cls.__dict__)))
-
-
 def declared(name: str, note: Any, default: Any, by_name: bool) -> Field:
     """A field from its annotation and default; `by_name` where the default does not say otherwise."""
+    note = meant(note)
     stated: Any = default
     if isinstance(default, dataclasses.Field):
         given, factory = [MISSING if x is dataclasses.MISSING else x for x in (stated.default, stated.default_factory)]

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, datacl
 import torch
 from torch import Tensor
 
+from tdc.core.annotations import annotations_in, evaluated
 from tdc.core.arguments import expect
 from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
 from tdc.core.frozen import read_only
@@ -36,12 +37,10 @@ from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING, NestedKey
 from tdc.tensordict.fields import (
     Field,
-    annotations_in,
     as_dataclass,
     as_node,
     check_stored,
     declared,
-    hints,
     is_inner_value,
     is_marker,
     stored_as,
@@ -89,7 +88,8 @@ class Meta(type(Protocol)):  # of a class that may inherit from protocols
         check_stored(name, notes, defaults)
         slots = tuple([f"_field_{n}" for n in names])
         cls: Any = super().__new__(mcs, name, bases, {**body, "__slots__": slots}, **kwargs)
-        prepare(cls, names, defaults, set(names if kw_only else names[marks[0] :] if marks else ()))
+        by_name = set(names if kw_only else names[marks[0] :] if marks else ())
+        prepare(cls, {n: notes[n] for n in names}, defaults, by_name)
         return cls
 
 
@@ -251,26 +251,27 @@ def tensorclass(cls: Any = None, /, *, kw_only: bool = False, **settings: Any) -
 # -- making a class
 
 
-def prepare(cls: Any, names: list[str], defaults: dict[str, Any], by_name: set[str]) -> None:
+def prepare(cls: Any, written: dict[str, Any], defaults: dict[str, Any], by_name: set[str]) -> None:
     """Give a class its fields, its constructor and an attribute for each field, and register it as a pytree."""
-    taken = [n for n in names if n.startswith("_") or (n not in FREE and is_written(n))]
+    taken = [n for n in written if n.startswith("_") or (n not in FREE and is_written(n))]
     if taken:
         got, hint = ", ".join(taken), "choose other names for these fields"
         raise KeyPathError(message(cls.__name__, "field names that no method of TensorDict has", got, hint=hint))
-    notes = hints(cls)
+    cls._typed = {(): Typed(0, cls)}
+    notes = evaluated(cls, written)  # which may name the class itself
     inherited: list[dict[str, Field]] = [base.__dict__.get("_fields", {}) for base in reversed(cls.__mro__[1:])]
     fields = {n: f for known in inherited for n, f in known.items()}
-    fields |= {n: declared(n, notes.get(n), defaults.get(n, MISSING), n in by_name) for n in names}
+    fields |= {n: declared(n, note, defaults.get(n, MISSING), n in by_name) for n, note in notes.items()}
     cls._fields = fields
-    cls._typed = {(): Typed(0, cls)}
     cls._slotted = tuple([(n, f.slot) for n, f in fields.items() if f.slot])
-    for name in names:
+    for name in written:
         setattr(cls, name, read_only(name, attribute(fields[name])))
     if "__init__" not in vars(cls) and fields:
         cls.__init__ = constructor(cls)
     if "__match_args__" not in vars(cls):
         cls.__match_args__ = tuple([n for n, f in fields.items() if not f.kw_only])
-    as_dataclass(cls, fields.values(), notes)
+    known: list[dict[str, Any]] = [base.__dict__.get("__dataclass_fields__", {}) for base in reversed(cls.__mro__[1:])]
+    as_dataclass(cls, fields.values(), {**{n: f.type for own in known for n, f in own.items()}, **notes})
     TYPES[name_of(cls)] = cls
     register(cls, flatten, unflatten, lambda context: context[0], name_of(cls), MappingKey)
     send_as_one(cls)

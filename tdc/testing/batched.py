@@ -7,7 +7,6 @@ compared with the same results of the plain function (see `alone`).
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from torch import nn
 
 from tdc.autobatch.decorator import FUNCTIONS, BatchFunction, batch, check_options
 from tdc.compile.counts import counted
+from tdc.core.annotations import python_signature
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.testing.alone import Alone
@@ -75,7 +75,7 @@ def assert_batched_equal(
     check_arguments(examples, max_iters, lowers, backends)
     f = function_of(fn)
     arguments = [one if isinstance(one, tuple) else (one,) for one in examples]
-    names = list(inspect.signature(plain(f)).parameters)
+    names = list(python_signature(plain(f)).parameters)
     given = Examples(arguments, in_dims, names, grads)
     common = captured("", fn) | captured("", given.shared())
     alone = Alone(plain(f), given, common, rtol, atol)

@@ -40,6 +40,7 @@ ROOT_FILES = ("__main__", "doctor", "migration")  # beside the facade; they may 
 OUTSIDE_ALLOWED = ("compile", *EDGES, "data", "demo", *ROOT_FILES)  # here a function may import an optional package
 USERS = ("demo", *ROOT_FILES)  # and these may use the facade, as users do
 REQUIRED = {"torch", "optree", FACADE}
+STANDARD = {*sys.stdlib_module_names, "annotationlib"}  # of any Python that tdc runs on: 3.14 has that
 MAX_LINES = {"tdc": 450, "elsewhere": 500}
 MAX_FUNCTION = 60
 FORKS = {"is_compiling", "is_dynamo_compiling"}
@@ -113,7 +114,7 @@ def check_hidden_imports(tree: Tree) -> list[str]:
     for name, module in tree.modules.items():
         for found in tree.imports[name]:
             top = found.module.partition(".")[0]
-            optional = top not in REQUIRED and top not in sys.stdlib_module_names and top.isidentifier()
+            optional = top not in REQUIRED and top not in STANDARD and top.isidentifier()
             where = f"{module.path}:{found.line}"
             if found.typing_only:
                 continue
