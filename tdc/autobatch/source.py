@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from types import CellType, CodeType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 
@@ -169,9 +169,20 @@ def class_of(qualname: str) -> str:
 
 
 def local_names(source: Source) -> frozenset[str]:
-    """Parameters and names that the function assigns."""
+    """Parameters and names that the function assigns.
+
+    From Python 3.12 on its code also names what comprehensions in it assign, which nothing outside of them sees.
+    """
     code = source.fn.__code__
-    return frozenset((*code.co_varnames, *code.co_cellvars))
+    inside = [n for part in source.code if isinstance(part, ast.comprehension) for n in ast.walk(part.target)]
+    hidden = {id(n) for n in inside}
+    assigned = {n.id for n in source.code if is_assigned(n) and id(n) not in hidden}
+    only = {n.id for n in inside if is_assigned(n)} - assigned - {a.arg for a in every_argument(source.tree.args)}
+    return frozenset((*code.co_varnames, *code.co_cellvars)) - only
+
+
+def is_assigned(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
 
 
 New = TypeVar("New", bound=ast.AST)

@@ -59,6 +59,18 @@ def targets_are_not_seen_outside(xs: Any) -> Tensor:
     return torch.stack(ys).sum(0) + x
 
 
+def targets_that_hide_others(x: Tensor, n: Tensor) -> Any:
+    """On Python 3.12 and later, the code of a function has the names of comprehensions among its own."""
+    ys = [W for W in range(3)]
+    at = {positive: cell for positive, cell in ((1, 2), (3, 4))}
+    table = [[math + k for k in range(2)] for math in range(2)]
+    if n > 1:
+        k = x
+    else:
+        k = positive(-x)
+    return x @ W, k, sum(ys), at[1], table[1][1], math.pi * x
+
+
 def generators(xs: Any) -> Any:
     if any(x.sum() > 1 for x in xs) and not all(x[0] > -1 for x in xs):
         return sum(x.sum() for x in xs) + 0
@@ -172,7 +184,7 @@ PAIRS = [
 ]
 OF_PAIRS: tuple[Callable[..., Any], ...] = (
     of_python, ranges, masked, lambdas, names_set_in_arms, spans_set, sought, in_place, numbers_and_tensors,
-    tensors_of_numbers, calls_along_what_all_share, args_that_share_memory,
+    tensors_of_numbers, calls_along_what_all_share, args_that_share_memory, targets_that_hide_others,
 )  # fmt: skip
 CASES: dict[Callable[..., Any], list[Any]] = {
     **dict.fromkeys(
@@ -194,6 +206,15 @@ QUICK = (args_that_share_memory, masked)
 def test_in_one_graph(fn: Callable[..., Any]):
     bounded = tdc.batch(max_iters=64)(fn)  # the list along range(n) has a bound; 64 rounds are not unrolled
     assert_batched_equal(bounded, CASES[fn], backends=("eager",), lowers=("auto",))
+
+
+def test_a_name_that_a_comprehension_gives_outside():
+    @tdc.batch
+    def last(x: Tensor) -> Any:
+        xs = [x * (k := i) for i in range(3)]
+        return xs[-1] + k
+
+    assert last.map(torch.tensor([1.0, -1.0])).tolist() == [4.0, 0.0]
 
 
 def test_a_comprehension_in_the_tree():
