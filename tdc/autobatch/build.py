@@ -7,6 +7,7 @@ of `and`, `or` and `if else` that must not run for every example, such as `n > 0
 from __future__ import annotations
 
 import ast
+import sys
 from typing import Any
 
 from tdc.autobatch.comprehensions import as_loop, is_loop, with_lists
@@ -33,9 +34,10 @@ from tdc.autobatch.within import OUTSIDE, SEVERAL, Entered
 from tdc.core.errors import UnsupportedError
 
 WALKS = ("enumerate", "zip", "reversed", "range")
-REFUSED = {
+REFUSED: dict[type, str] = {
     ast.With: f"{SEVERAL} in `with`: {OUTSIDE}",
     ast.Try: "`try`: errors are for all examples at once",
+    ast.TryStar: "`try`: errors are for all examples at once",
     ast.Delete: "`del`: it is not needed",
     ast.Global: "`global`: return the value instead",
     ast.Nonlocal: "`nonlocal`: return the value instead",
@@ -46,6 +48,8 @@ REFUSED = {
     ast.ImportFrom: "`import`: at the top of the file",
     ast.Raise: "`raise`: `assert test, text` holds for each example",
 }
+if sys.version_info >= (3, 12):
+    REFUSED[ast.TypeAlias] = "`type`: at the top of the file"
 
 
 class Builder:

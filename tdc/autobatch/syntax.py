@@ -201,10 +201,12 @@ class InBlock(ast.NodeTransformer):
             return node
         return located(ast.Call(ast.Attribute(load(HELPERS), helper, ast.Load()), node.args, node.keywords), node)
 
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
+    def visit_FormattedValue(self, node: Any) -> Any:
         self.generic_visit(node)
         node.value = written(node.value)
         return node
+
+    visit_Interpolation = visit_FormattedValue  # of t"{x}", in Python 3.14
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)

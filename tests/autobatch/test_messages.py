@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -82,7 +83,10 @@ CODE: dict[str, tuple[str, str]] = {  # the second line of a function, what is w
         "keep what it reads under a name of its own: now = o",
     ),
     "del x": ("`del`", "it is not needed"),
+    "try: pass\n    except* ValueError: pass": ("`try`", "errors are for all examples at once"),
 }
+if sys.version_info >= (3, 12):
+    CODE["type K = float"] = ("`type`", "at the top of the file")
 
 
 @pytest.mark.parametrize("line", CODE)
@@ -283,6 +287,8 @@ def test_a_number_that_all_examples_share_may_be_one_of_python():
 
 
 TEXTS = ["str(k)", "f'{k}'", "f'{[xs, 1]!r}'", "'%s' % k", "'{}: {x}'.format(1, x=k)", "repr(xs)", "hash(k)"]
+if sys.version_info >= (3, 14):
+    TEXTS.append("t'{k}'")
 
 
 @pytest.mark.parametrize("code", TEXTS)
