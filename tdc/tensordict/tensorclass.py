@@ -244,6 +244,7 @@ def tensorclass(cls: Any = None, /, *, kw_only: bool = False, **settings: Any) -
             raise UnsupportedError(message("tensorclass", "kw_only where the class is made", got, hint=hint))
         return cls
     body: dict[str, Any] = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
+    body["__qualname__"] = cls.__qualname__  # by which pickle finds a class inside another
     bases = tuple([b for b in cls.__bases__ if b is not object])
     return Meta(cls.__name__, (*bases, TensorClass), body, kw_only=kw_only)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 import pprint
 import sys
 from dataclasses import KW_ONLY, InitVar, field
@@ -291,3 +292,16 @@ def test_annotations_that_say_a_shape():
     rows = tdc.pack([torch.ones(2), torch.ones(1), torch.ones(3)])
     batch = cls(torch.ones(3), rows, point(), batch_size=[3])
     assert (batch[:2].x.shape, batch[0].rows.shape, type(batch[0].p)) == ((2,), (2,), Point)
+
+
+class Around:
+    @tdc.tensorclass
+    class Inside:
+        x: Tensor
+
+
+def test_a_class_inside_another_is_found_again():
+    """Found by hand: the decorator made it a class of the module, where pickle did not find it."""
+    x = Around.Inside(torch.ones(3), batch_size=[3])
+    assert Around.Inside.__qualname__ == "Around.Inside"
+    assert type(pickle.loads(pickle.dumps(x))) is Around.Inside
