@@ -119,7 +119,8 @@ def files_of(call: Callable[[], Any]) -> list[tuple[str, str]]:
 
     def seen(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(here) and not code.co_name.startswith("<"):
+        aside = code.co_name.startswith("<") or code.co_name == "__annotate__"  # which gives annotations in Python 3.14
+        if event == "call" and code.co_filename.startswith(here) and not aside:
             found.setdefault(code.co_filename.removeprefix(here), code.co_name)
 
     sys.setprofile(seen)

@@ -95,9 +95,10 @@ def methods(x: type) -> Iterator[str]:
 
 def entry(space: str, name: str, x: Any) -> str:
     """One name."""
-    doc = getattr(x, "__doc__", None) if callable(x) and get_origin(x) is None else None
+    called = callable(x) and get_origin(x) is None  # an alias can be called, too; from Python 3.14 on with a signature
+    doc = getattr(x, "__doc__", None) if called else None
     kind = "class " if isinstance(x, type) else ""
-    call = signature(x) if callable(x) and not (isinstance(x, type) and issubclass(x, BaseException)) else ""
+    call = signature(x) if called and not (isinstance(x, type) and issubclass(x, BaseException)) else ""
     lines = [f"## {name}", f"```python\n{kind}{space}.{name}{call}\n```", *sections(doc or "")]
     found = list(methods(x)) if isinstance(x, type) and not issubclass(x, BaseException) else []
     return "\n\n".join([part for part in (*lines, "\n".join(found)) if part])
