@@ -29,6 +29,7 @@ from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
 MOST = 128  # parts that are submitted and not done
+UNSENT = ("pickle", "get local object")  # words of errors of pickle; the latter are those of Python 3.13
 IMPORTED_IN = os.getpid()  # another one than that of this process where it was forked since
 Done = Callable[[], None]
 
@@ -159,17 +160,18 @@ class Work:
     def failure(self, chunk: Chunk, error: BaseException) -> BaseException:
         """The error that says in which part another one was raised; our own says it already."""
         text = str(error)
+        unsent = any([word in text.lower() for word in UNSENT])
         if isinstance(error, TdcError) and text.startswith(f"tdc.{OP}: "):
             return error
         got = f"{error.args[0] if isinstance(error, Told) else type(error).__name__} in {chunk}"
         if isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker":  # of dask
             hint = "smaller chunks take less memory; processes need `if __name__ == '__main__':`, and fn in a file"
             return ChunkError(message(self.op, "workers that live", got, hint=hint))
-        if "pickle" in text.lower() and not is_picklable(self.fn):
+        if unsent and not is_picklable(self.fn):
             hint = "a function of a module, functools.partial(fn, setting=1); loky and dask take a lambda, too"
             return UnsupportedError(message(self.op, "a function that can be pickled", describe(self.fn), hint=hint))
         hint = f"the error above says why; fn(td[{chunk.spelled(self.dim)}]) shows it in this process"
-        if any([word in text.lower() for word in ("pickle", "serialize")]):  # torch's word for it
+        if unsent or "serialize" in text.lower():  # torch's word for it
             hint = "parts and results are pickled: td.detach() where they have a graph, no lambdas and no generators"
         return ChunkError(message(self.op, "a result of every part", got, hint=hint))
 
