@@ -1,7 +1,8 @@
 # Every target sets itself up from Python >= 3.11, a C++ compiler and make.
 #   PYTHON   the interpreter that makes .venv        ARGS   more options for the command of the target
 #   CXX      the C++ compiler that Inductor uses     JOBS   pytest workers
-#   TORCH    the version that test-torch runs on     TORCH_INDEX   where pip finds it, beside its own index
+#   TORCH    the version that test-torch runs on     TORCH_INDEX   where pip finds it, beside its own index,
+#                                                    which it takes alone where it cannot reach this one
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -12,9 +13,10 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-# A venv of its own for another torch, with all other pins as they are.
+# A venv of its own for each other torch, with all other pins as they are; one is for the newest release.
 other := .venv-torch-$(TORCH)
-other-pip := $(other)/bin/python -m pip --disable-pip-version-check install --quiet -c $(other)/constraints.txt
+newest := .venv-torch-$(shell sed -n 's/^torch==//p' requirements-newest.txt)
+other-pip = .venv-torch-$*/bin/python -m pip --disable-pip-version-check install --quiet -c .venv-torch-$*/constraints.txt
 
 # And three with the packages of others that batches are handed to. torchvision is built for one build of torch: both are
 # those of TORCH_INDEX where it has them, else of PyPI (with TORCH_INDEX= all are of PyPI). torchrl 0.14 asks for an
@@ -56,7 +58,7 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-torch test-clients test-vision test-rl sweep mutants soak bench lint types clean compiler
+.PHONY: help demo test test-all test-slow test-torch smoke test-clients test-vision test-rl sweep mutants soak bench lint types clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -77,6 +79,9 @@ test-slow: compiler .venv/.ready-dev ## what test leaves out
 
 test-torch: compiler $(other)/.ready ## the fast tests on TORCH=2.11.0, the oldest that works, in .venv-torch-2.11.0
 	$(test-env) $(other)/bin/python -m pytest -n $(JOBS) -m "not slow and not sweep" $(ARGS)
+
+smoke: compiler $(newest)/.ready ## the tests of .ci/smoke.txt on the newest torch, that of requirements-newest.txt
+	$(test-env) $(newest)/bin/python -m pytest -n $(JOBS) --dist worksteal @.ci/smoke.txt $(ARGS)
 
 test-clients: compiler $(clients)/.ready ## the tests with transformers, lightning and others, in .venv-clients
 	$(test-env) $(clients)/bin/python -m pytest -n $(JOBS) tests/clients tests/docs -m "clients and not sweep" $(ARGS)
@@ -124,11 +129,12 @@ compiler:
 	@echo "making .venv"
 	@"$(PYTHON)" -m venv --clear .venv || { rm -rf .venv; exit 1; }
 
-$(other)/.ready: pyproject.toml constraints.txt
+# Made once, too: other requirements or pins are installed into it, in seconds where torch is there.
+.venv-torch-%/.ready: pyproject.toml constraints.txt
 	$(call require,$(python-problem))
-	@echo "making $(other) (torch $(TORCH) is large: this takes minutes)"
-	@"$(PYTHON)" -m venv --clear $(other) || { rm -rf $(other); exit 1; }
-	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(other)/constraints.txt
+	@echo "installing the pinned packages with torch $* (the first time takes minutes: torch is large)"
+	@[ -x .venv-torch-$*/bin/python ] || "$(PYTHON)" -m venv --clear .venv-torch-$* || { rm -rf .venv-torch-$*; exit 1; }
+	@sed 's/^torch==.*/torch==$*/' constraints.txt > .venv-torch-$*/constraints.txt
 	@$(other-pip) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@$(other-pip) hatchling editables
 	@$(other-pip) --no-build-isolation -e ".[$(extras-dev)]"

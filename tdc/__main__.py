@@ -15,7 +15,7 @@ from .io.show import show
 
 EXAMPLES = """\
 examples:
-  python -m tdc doctor                        what this machine has, and whether torch.compile works on it
+  python -m tdc doctor                        what this machine has, and whether tdc works on it
   python -m tdc demo                          train the demo model and write demo_report/
   python -m tdc demo --steps 20 --out quick   a short run, with its report in quick/
   python -m tdc demo --device cuda --seed 1   on a GPU, with another seed
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     if options.command == "doctor":
-        return doctor()
+        return doctor(verbose=options.verbose)
     if options.command == "demo":
         return run(steps=options.steps, seed=options.seed, device=options.device, out=options.out)
     if options.command == "show":
@@ -61,11 +61,12 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", title="commands", metavar="{demo,doctor,show}")
-    commands.add_parser(
+    checked = commands.add_parser(
         "doctor",
-        help="say what this machine has and lacks, and try torch.compile",
-        description="Say what this machine has and lacks, and try torch.compile. Exits with 1 when something fails.",
+        help="say what this machine has and lacks, and run three small programs",
+        description="Say what this machine has and lacks, and run three small programs. Exits with 1 if one fails.",
     )
+    checked.add_argument("--verbose", action="store_true", help="add each probe of torch's internals, and tracebacks")
     demo = commands.add_parser(
         "demo",
         help="train a small model end to end and write a report",

@@ -1,21 +1,25 @@
-"""Says what this machine has, what it lacks, and whether `torch.compile` works on it.
+"""Report what this machine has and lacks, and whether the library works on it.
 
-`doctor` prints one line per item and, under each one that fails, one line with what to install. An item is a `Finding`;
-a check is a function that returns one and changes nothing. Versions come from package metadata, so that no optional
-package is imported to be told that it is there.
+    python -m tdc doctor              versions, compiler, devices, extras, three programs, features that are off
+    python -m tdc doctor --verbose    the same with each probe of torch's internals and the trace of each failure
 
-The private parts of torch that `tdc` relies on are asked one by one (`core/probes.py`, `compile/_torch/probes.py`).
+An item of the report is a `Finding`: one line, and one more with what to do where something fails. A check is a
+function that returns a finding and changes nothing. Versions come from package metadata, so no optional package is
+imported.
 
-The compile check is real: it compiles two operations with Inductor for a size that no earlier run had, so that no cache
-can answer in place of the compiler, and compares with eager.
+The programs are what users run: a call of `counted`, steps of `train_step`, an export that is saved and loaded. They
+run on the library's own backend and compare with eager. Their width is new in each run, so no cache on disk answers in
+place of the compiler. Features that are off (`core/private.py`) are listed last, since first uses switch them off.
 
 Invariants:
-- A missing optional package is no failure; everything else that fails makes the exit status 1.
+- A missing optional package and a feature that is off are no failures. All other failures make the exit status 1.
 - No check raises: an exception is a finding.
+- Where nothing fails the report has 20 lines at most, unless it is verbose.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -23,50 +27,74 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from . import __version__
 from .compile._torch import probes as compile_probes
+from .compile.counts import counted
+from .compile.export import export, load
+from .compile.train_step import train_step
+from .core import private
 from .core import probes as core_probes
+from .optim import adamw
+from .ragged.pack import pack
+from .tensordict.tensordict import TensorDict
 
-EXTRAS = {
-    "dask": ("distributed",),
-    "hf": ("transformers", "accelerate"),
-    "io": ("safetensors",),
-    "viz": ("matplotlib", "rich"),
-    "bench": ("tensordict", "danling", "matplotlib"),
-}
-OLDEST = {"torch": (2, 11), "optree": (0, 13)}
+DISTRIBUTION = "torch-tdc"
+TESTED = ("2.11", "2.13", "2.14", "2.15")  # versions of torch: the oldest, and the newest in a row
+TESTED_TEXT = f"{TESTED[0]}, and {TESTED[1]} to {TESTED[-1]}"
+LENGTHS = (3, 2, 5), (4, 7, 2, 2)
+MOST_OFF = 4  # features that are off with a line each, unless verbose
+
+PROBES = (*core_probes.PROBES, *compile_probes.PROBES)
+FEATURES = (*core_probes.FEATURES, *compile_probes.FEATURES)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report: ok is None where an optional thing is absent, and hint says what to install."""
+    """One item of the report.
+
+    Args:
+        name, text: what it is about, and the finding.
+        ok: None where something optional is absent.
+        hint: what to do about it.
+        detail: for verbose reports alone, and not counted: another finding sums it up.
+        trace: the traceback of a failure, for verbose reports.
+    """
 
     name: str
     ok: bool | None
     text: str
     hint: str = ""
+    detail: bool = False
+    trace: str = ""
 
 
-def doctor(stream: TextIO | None = None) -> int:
-    """Print what this machine has and lacks for `tdc`, and whether a small `torch.compile` with Inductor works.
+def doctor(stream: TextIO | None = None, *, verbose: bool = False) -> int:
+    """Print what this machine has and lacks, and whether the library works on it.
 
     Args:
         stream: where to print, standard output by default.
+        verbose: print each probe of torch's internals, too, and the tracebacks of failures.
 
     Returns:
-        0 when nothing fails, else 1. Absent optional packages do not count.
+        0 when nothing fails, else 1. Absent optional packages and features that are off do not count.
 
     Compile:
-        Not for use in a compiled function. Compiles one function once for each kind of device, a few seconds each.
+        Not for use in a compiled function. Compiles two programs for each kind of device, some ten seconds each.
 
     Example:
         >>> import io
@@ -77,47 +105,103 @@ def doctor(stream: TextIO | None = None) -> int:
     """
     failed = 0
     for finding in findings():
-        failed += finding.ok is False
+        if finding.detail and not verbose:
+            continue
+        failed += finding.ok is False and not finding.detail
         mark = {True: "ok", False: "FAIL", None: "-"}[finding.ok]
-        print(f"{mark:<5}{finding.name:<13}{finding.text}", file=stream, flush=True)
-        if finding.hint:
-            print(f"{'':<5}{'':<13}-> {finding.hint}", file=stream, flush=True)
+        lines = [f"{mark:<5}{finding.name:<13}{finding.text}"]
+        lines += [f"{'':<18}-> {finding.hint}"] if finding.hint else []
+        lines += [finding.trace] if finding.trace and verbose else []
+        print(*lines, sep="\n", file=stream, flush=True)
     print(f"{failed} failing" if failed else "all well", file=stream, flush=True)
     return int(failed > 0)
 
 
 def findings() -> Iterator[Finding]:
-    """Every finding, cheapest first."""
+    """Return all findings, cheapest first. Features that are off come last: the programs and probes find them."""
     yield Finding("tdc", True, __version__)
     yield Finding("python", True, f"{platform.python_version()} on {platform.platform()}")
-    for package in OLDEST:
-        yield find_package(package)
+    extras = requirements()
+    for package, oldest in extras.pop("").items():
+        yield find_package(package, oldest)
+    yield find_numpy()
     yield find_cxx()
     yield find_headers()
     yield find_devices()
     within, between = torch.get_num_threads(), torch.get_num_interop_threads()
     text = f"{within} within an operation, {between} between them, {os.cpu_count()} cores"
-    yield Finding("threads", True, text)
-    for extra in EXTRAS:
-        yield find_extra(extra)
-    for name, holds in (*core_probes.PROBES, *compile_probes.PROBES):
-        yield find_probe(name, holds)
-    for name, has in (*core_probes.FEATURES, *compile_probes.FEATURES):
-        yield Finding("torch may", has() or None, name)
-    yield find_compile("cpu")
-    if torch.cuda.is_available():
-        yield find_compile("cuda")
+    yield Finding("threads", True, text, detail=True)
+    yield from find_extras(extras)
+    for name, (program, text) in PROGRAMS.items():
+        yield find_program(name, program, text)
+    yield from find_internals()
+    yield from find_off()
 
 
-def find_package(package: str) -> Finding:
-    """A required package, and whether it is new enough."""
-    found, oldest = installed(package), ".".join(map(str, OLDEST[package]))
-    ok = found is not None and tuple(map(int, re.findall(r"\d+", found)[:2])) >= OLDEST[package]
-    return Finding(package, ok, found or "not installed", "" if ok else f'pip install "{package}>={oldest}"')
+def requirements() -> dict[str, dict[str, str]]:
+    """Return the packages of each extra with their oldest versions, as the metadata of the installed library has them.
+
+    Packages that are always needed are those of the extra "". Without metadata nothing else is known.
+    """
+    found: dict[str, dict[str, str]] = {"": {"torch": "", "optree": ""}}
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    for line in lines:
+        wanted, _, marker = line.partition(";")
+        package, oldest = re.match(r"[\w.-]+", wanted), re.search(r">=\s*([\d.]+)", wanted)
+        extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)", marker)
+        if package:
+            found.setdefault(extra[1] if extra else "", {})[package[0]] = oldest[1] if oldest else ""
+    return found
+
+
+def find_package(package: str, oldest: str) -> Finding:
+    """Return the version of a required package, which fails below `oldest`."""
+    found = installed(package)
+    if not is_enough(found, oldest):
+        hint = f'pip install "{package}>={oldest}"' if oldest else f"pip install {package}"
+        return Finding(package, False, found or "not installed", hint)
+    untested = package == "torch" and not is_tested(str(found))
+    return Finding(package, True, f"{found}, while tdc is tested with {TESTED_TEXT}" if untested else str(found))
+
+
+def find_numpy() -> Finding:
+    """Return the version of numpy, which is optional."""
+    found = installed("numpy")
+    return Finding("numpy", found is not None or None, found or "not installed; needed only to convert to it and back")
+
+
+def find_extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
+    """Return a detail for each extra, a line for those that are installed, and a line for those that are not."""
+    details = {extra: find_extra(extra, packages) for extra, packages in extras.items()}
+    yield from details.values()
+    whole = [extra for extra, finding in details.items() if finding.ok]
+    lacking = [extra for extra, finding in details.items() if not finding.ok]
+    if not extras:
+        yield Finding("extras", None, f"unknown: {DISTRIBUTION} is not installed", 'pip install -e "."')
+    if whole:
+        yield Finding("extras", True, ", ".join(whole))
+    if lacking:
+        hint = f'optional: pip install "{DISTRIBUTION}[NAME]"'
+        yield Finding("extras", None, f"not installed: {', '.join(lacking)}", hint)
+
+
+def find_extra(extra: str, packages: dict[str, str]) -> Finding:
+    """Return the versions of the packages of one extra."""
+    found = {package: installed(package) for package in packages}
+    texts = [
+        f"{package} {found[package] or 'not installed'}"
+        + (f", older than {oldest}" if found[package] and not is_enough(found[package], oldest) else "")
+        for package, oldest in packages.items()
+    ]
+    whole = all([is_enough(found[package], oldest) for package, oldest in packages.items()])
+    return Finding("extra", whole or None, f"{extra}: {', '.join(texts)}", detail=True)
 
 
 def find_cxx() -> Finding:
-    """The C++ compiler that Inductor takes: $CXX, else the platform's default name."""
+    """Return the C++ compiler that Inductor takes: $CXX, else the platform's default name."""
     default, other = ("clang++", "g++") if sys.platform == "darwin" else ("g++", "clang++")
     command = os.environ.get("CXX") or default
     path = shutil.which(command)
@@ -133,16 +217,16 @@ def find_cxx() -> Finding:
 
 
 def find_headers() -> Finding:
-    """Python.h, which the code that Inductor makes includes."""
+    """Return the path of Python.h, which the code that Inductor makes includes."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if header.exists():
-        return Finding("headers", True, str(header))
+        return Finding("headers", True, str(header), detail=True)
     package = "python{}.{}-dev".format(*sys.version_info)
     return Finding("headers", False, f"no {header}", f"install Python's headers (Debian: apt install {package})")
 
 
 def find_devices() -> Finding:
-    """The CPU's instruction set, and the name of each CUDA device."""
+    """Return the CPU's instruction set, and the name of each CUDA device."""
     names = [f"cpu ({torch.backends.cpu.get_cpu_capability()})"]
     names += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
@@ -150,63 +234,207 @@ def find_devices() -> Finding:
     return Finding("devices", True, ", ".join(names))
 
 
-def find_extra(extra: str) -> Finding:
-    """The packages of one optional extra."""
-    found = {package: installed(package) for package in EXTRAS[extra]}
-    text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
-    whole = all(found.values())
-    hint = "" if whole else f'optional: pip install "torch-tdc[{extra}]"'
-    return Finding(f"extra {extra}", whole or None, text, hint)
+class Scorer(nn.Module):
+    """A small encoder of ragged rows: `x (B, -1, width, 8) -> (B, 3)`, for any width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 16)
+        self.encode = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, batch: TensorDict) -> Any:
+        rows: Any = torch.sin(batch["x"]).mean(2)
+        return self.head(self.encode(self.project(rows)).mean(1))
+
+
+def scorer(device: str) -> tuple[Scorer, list[TensorDict]]:
+    """Return a network, and two batches of a width that no earlier run had."""
+    width = 1_000 + time.time_ns() % 10_007  # a constant of the code that Inductor writes
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        net = Scorer().to(device)
+    batches = []
+    for lengths in LENGTHS:
+        rows = [torch.linspace(-1, n, n * width * 8, device=device).reshape(n, width, 8) for n in lengths]
+        label = torch.arange(len(lengths), device=device) % 3
+        batches.append(TensorDict({"x": pack(rows), "label": label}, batch_size=[len(lengths)]))
+    return net, batches
+
+
+def run_counted(device: str) -> None:
+    """Call a compiled network with two batches of other lengths."""
+    net, batches = scorer(device)
+    net.eval().requires_grad_(False)
+    call = counted(net)
+    for batch in batches:
+        expect_close("results", call(batch), net(batch))
+    if call.counts.compiles != 1:
+        raise AssertionError(f"{call.counts.compiles} compiles for batches of other lengths, expected 1")
+
+
+def run_train_step(device: str) -> None:
+    """Take two training steps as one graph, and the same steps eagerly."""
+    net, batches = scorer(device)
+
+    def loss(net: Any, batch: TensorDict) -> Any:
+        return F.cross_entropy(net(batch), batch["label"])
+
+    found = []
+    for compile in (True, False):
+        step = train_step(net, loss, adamw(1e-2, eps=1e-3), compile=compile)  # eps: small gradients are mostly rounding
+        state, losses = step.init(), []
+        for batch in batches:
+            state, metrics = step(state, batch)
+            losses.append(metrics["loss"])
+        found.append((torch.stack(losses), state["params"].to_dict()))
+    (losses, params), (eager_losses, eager_params) = found
+    expect_close("losses", losses, eager_losses)
+    expect_close("parameters", params, eager_params)
+
+
+def run_export(device: str) -> None:
+    """Export a network, save and load it, and call it with a batch of other lengths."""
+    net, (example, other) = scorer(device)
+    net.eval().requires_grad_(False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = export(net, example).save(Path(folder) / "scorer.pt2")
+        expect_close("results", load(path)(other), net(other))
+
+
+PROGRAMS: dict[str, tuple[Callable[[str], None], str]] = {
+    "counted": (run_counted, "one graph for two batches, as eager"),
+    "train_step": (run_train_step, "two steps, as eager"),
+    "export": (run_export, "saved, loaded and called with another batch, as eager"),
+}
+
+
+def find_program(name: str, program: Callable[[str], None], text: str) -> Finding:
+    """Run a program on each kind of device."""
+    took = []
+    for device in ["cpu", *["cuda"] * torch.cuda.is_available()]:
+        start = time.perf_counter()
+        try:
+            with quiet():
+                program(device)
+        except Exception as error:
+            hint, trace = program_hint(torch.__path__[0]), traceback.format_exc()
+            return Finding(name, False, f"{device}: {one_line(error)}", hint, trace=trace)
+        took.append(f"{device} {time.perf_counter() - start:.1f} s")
+    return Finding(name, True, f"{text}: {', '.join(took)}")
+
+
+def program_hint(torch_path: str) -> str:
+    """Return what to do when a program fails, given where torch is installed."""
+    if " " in torch_path:  # torch 2.13 does not quote its include paths
+        return "torch is installed in a path with a space, which Inductor cannot use: install it in one without"
+    if not (find_cxx().ok and find_headers().ok):
+        return "see the failing lines above"
+    if not is_tested(torch.__version__):
+        return tested_hint()
+    return "please report it with the output of: python -m tdc doctor --verbose"
+
+
+def find_internals() -> Iterator[Finding]:
+    """Return a detail for each probe of torch's internals, and one line for all of them."""
+    wrong: dict[str, Finding] = {}
+    for name, holds in PROBES:
+        finding = find_probe(name, holds)
+        yield finding
+        if not finding.ok:
+            wrong[name] = finding
+    text = f"{len(PROBES) - len(wrong)} of {len(PROBES)} as expected"
+    if not wrong:
+        yield Finding("internals", True, text)
+        return
+    failing = any([finding.ok is False for finding in wrong.values()])
+    text = f"{text}, not these: {', '.join(wrong)}"
+    yield Finding("internals", False if failing else None, text, tested_hint() if failing else "")
 
 
 def find_probe(name: str, holds: Callable[[], bool]) -> Finding:
-    """Whether torch still does something that `tdc` relies on and torch does not promise."""
+    """Return whether torch still does one thing that it does not promise. While a feature is off that is no failure."""
     torch.compiler.reset()  # probes trace one function again and again, which Dynamo limits
+    text = name
     try:
-        ok, text = holds(), name
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ok = holds()
     except Exception as error:
         ok, text = False, f"{name}: {one_line(error)}"
-    hint = "" if ok else f"tdc {__version__} is tested with torch 2.11 to 2.13; install one of these, or a newer tdc"
-    return Finding("torch does", ok, text, hint)
+    return Finding("torch does", True if ok else None if private.OFF else False, text, detail=True)
 
 
-def find_compile(device: str) -> Finding:
-    """Compile two operations with Inductor and compare with eager."""
-
-    def two_lines(x: torch.Tensor) -> torch.Tensor:
-        y = torch.sin(x) * 2
-        return y.sum()
-
-    name = f"compile {device}"
-    # The size goes into the generated code: a new one each time means that the compiler has to run.
-    size = 1_000 + time.time_ns() % 1_000_003
-    start = time.perf_counter()
-    try:
-        x = torch.linspace(0, 1, size, device=device)
-        result = torch.compile(two_lines, fullgraph=True, dynamic=False)(x)
-        torch.testing.assert_close(result, two_lines(x), rtol=1e-3, atol=0.0)
-    except Exception as error:
-        return Finding(name, False, one_line(error), compile_hint(torch.__path__[0]))
-    return Finding(name, True, f"Inductor works, {time.perf_counter() - start:.1f} s")
+def find_off() -> Iterator[Finding]:
+    """Return the features that are off on this torch, and those that only a newer torch has."""
+    few = len(private.OFF) <= MOST_OFF
+    for feature, why in private.OFF.items():
+        yield Finding("off", None, f"{feature}: {why}", detail=not few)
+    if not few:
+        yield Finding("off", None, "; ".join(private.OFF), "what is lost: python -m tdc doctor --verbose")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lacking = [name for name, has in FEATURES if not has()]
+    if lacking:
+        yield Finding("off", None, f"a newer torch has: {', '.join(lacking)}")
 
 
-def compile_hint(torch_path: str) -> str:
-    """What to do when the compile check fails, given where torch is installed."""
-    if " " in torch_path:  # torch 2.13 does not quote its include paths
-        return "torch is installed in a path with a space, which Inductor cannot use: install it in one without"
-    return "see the failing lines above; else run with TORCH_LOGS=+inductor"
+def is_enough(found: str | None, oldest: str) -> bool:
+    """True if a package is installed in the oldest version that works, or a newer one."""
+    return found is not None and release(found) >= release(oldest)
+
+
+def is_tested(found: str) -> bool:
+    """True if the library is tested with a version of torch."""
+    return release(found) in [release(version) for version in TESTED]
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version, none of an empty one."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def tested_hint() -> str:
+    """Return which versions of torch to install."""
+    return f"tdc {__version__} is tested with torch {TESTED_TEXT}; install one of these, or a newer tdc"
 
 
 def installed(package: str) -> str | None:
-    """The version in the package's metadata, None where it is not installed."""
+    """Return the version in the package's metadata, None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide warnings and the log, unless TORCH_LOGS asks for it."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "TORCH_LOGS" not in os.environ:
+            logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def expect_close(what: str, found: Any, expected: Any) -> None:
+    """Raise an AssertionError whose first line says what differs."""
+    torch.testing.assert_close(
+        found, expected, rtol=1e-3, atol=1e-4, msg=lambda text: f"{what} differ from eager\n{text}"
+    )
+
+
 def one_line(error: object) -> str:
-    """The first line of a text, or an exception's class with its first line, at most 100 characters."""
+    """Return the first line of a text, or the class and first line of an exception, at most 100 characters.
+
+    Of an exception that Dynamo or Inductor wrapped, it is the exception within.
+    """
+    while isinstance(inner := getattr(error, "inner_exception", None), Exception):
+        error = inner
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else ""
     text = f"{type(error).__name__}: {first}" if isinstance(error, Exception) else first
