@@ -1,4 +1,4 @@
-"""What is done around torch's control flow operators so that they give the right answer (torch 2.11-2.13).
+"""What is done around torch's control flow operators so that they give the right answer (torch 2.11-2.15).
 
 Their defects, found by comparing random programs with a Python loop, are silent: a number comes out, and it is wrong.
 Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` that fails on the day torch is mended.
@@ -79,13 +79,19 @@ def own_gradients(tensors: Sequence[Tensor], ref: Tensor | None) -> Sequence[Ten
     takes no other: `(a + b).sum()` gives `a` and `b` one tensor."""
     if ref is None:
         return tensors
-    return [x * 1 if x.is_floating_point() or x.is_complex() else x for x in tensors]
+    return [computed(x) if x.is_floating_point() or x.is_complex() else x for x in tensors]
+
+
+def computed(x: Tensor) -> Tensor:
+    """The same numbers as the result of an operation, and so the gradient. From torch 2.14 on Inductor takes `x * 1`
+    for x, as it does a clone, and then a loop gets one tensor twice and gives wrong numbers."""
+    return -(-x)
 
 
 def even_gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same numbers of contiguous tensors; the gradient of each is contiguous, too, and no view. Both branches of
     `cond` must give it strides of one order, and that which reads nothing of a tensor gives it the tensor's."""
-    return [(x.reshape(-1) * 1).reshape(x.shape) if x.requires_grad else x for x in tensors]
+    return [computed(x.reshape(-1)).reshape(x.shape) if x.requires_grad else x for x in tensors]
 
 
 def ends_if_ran(first: Any, ends: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor]:
