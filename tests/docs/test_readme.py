@@ -27,6 +27,7 @@ from tdc.core import errors
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
+GROWING = (SUPPORT, MIGRATION, ROOT / "CHANGELOG.md")  # a changelog has one sentence an entry, and more with each
 LONGEST = 150
 CLIENTS = {  # pages that `make test-clients` runs, and what their blocks need
     "huggingface": ("transformers",), "encoder_decoder": ("transformers",), "einops": ("einops",),
@@ -134,7 +135,7 @@ def test_links_lead_somewhere(path: Path):
     assert broken(path, path.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if p not in (SUPPORT, MIGRATION)], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [p for p in PAGES if p not in GROWING], ids=lambda path: path.stem)
 def test_page_is_short(path: Path):
     assert path.read_text(encoding="utf-8").count("\n") < LONGEST
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -46,22 +47,16 @@ def compiled(
     settings: dict[str, Any],
 ) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph with Inductor, and change each graph before it is lowered."""
-    takes = "inner_compile", "config_patches", "decompositions"
-    compile_fx = find("torch._inductor.compile_fx:compile_fx", takes=takes)
+    compile_fx = find("torch._inductor.compile_fx:compile_fx", takes=("inner_compile", "config_patches"))
     lower = find("torch._inductor.compile_fx:compile_fx_inner")
-    table = decompositions(settings)
 
     def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         change(module)
-        if "get_decomp_fn" in kwargs:  # of 2.13: part of the key of the cache on disk, where it must be torch's own
-            kwargs["get_decomp_fn"] = find("torch._inductor.decomposition:select_decomp_table")
-        with lowering(guards=True), counted_down():
+        with products_of_any_size(settings), lowering(guards=True), counted_down():
             return lower(module, *args, **kwargs)
 
-    with keep_functions():
-        found: Callable[..., Any] = compile_fx(
-            graph, inputs, inner_compile=inner_compile, config_patches=settings, decompositions=table
-        )
+    with keep_functions(), products_of_any_size(settings):
+        found: Callable[..., Any] = compile_fx(graph, inputs, inner_compile=inner_compile, config_patches=settings)
     return found
 
 
@@ -76,21 +71,25 @@ def lowering(guards: bool) -> Iterator[None]:
         yield
 
 
-def decompositions(settings: dict[str, Any]) -> dict[Any, Callable[..., Any]]:
-    """Inductor's decompositions, without its questions about the sizes of matrices."""
+@optional(ANY_SIZE, lost="a recompile where a size crosses a threshold", instead=lambda settings: nullcontext())
+def products_of_any_size(settings: dict[str, Any]) -> AbstractContextManager[Any]:
+    """A context in which Inductor decomposes products, and traces its patterns, without asking for their sizes."""
     with find("torch._inductor.config:patch")(settings):
-        table = {**find("torch._inductor.decomposition:select_decomp_table")()}
-    return table | {op: fn for op, fn in PRODUCTS.items() if op in table}
+        table = find("torch._inductor.decomposition:select_decomp_table")()
+    ops: Any = torch.ops.aten
+    products = [op for op in (ops.mm.default, ops.addmm.default) if op in table]
+    return patch.dict(table, {op: of_any_size(table[op]) for op in products})
 
 
-def product_of_any_size(op: Any, *args: Any, **kwargs: Any) -> Any:
+def of_any_size(decompose: Callable[..., Any]) -> Callable[..., Any]:
     """Inductor's decomposition of a product, which asks on CPU whether the matrices are small: here the answer is no,
     unless their sizes are numbers, and there is no guard."""
-    with any_size():
-        return find("torch._inductor.decomposition:decompositions")[op](*args, **kwargs)
 
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with any_size():
+            return decompose(*args, **kwargs)
 
-PRODUCTS = {op: partial(product_of_any_size, op) for op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)}
+    return run
 
 
 @cache
