@@ -1,6 +1,6 @@
 # Every target sets itself up from Python >= 3.11, a C++ compiler and make.
 #   PYTHON   the interpreter that makes .venv        ARGS   more options for the command of the target
-#   CXX      the C++ compiler that Inductor uses     JOBS   pytest workers
+#   CXX      the C++ compiler that Inductor uses     JOBS   pytest workers        LIMIT   seconds for test-slow
 #   TORCH    the version that test-torch runs on     TORCH_INDEX   where pip finds it, beside its own index,
 #                                                    which it takes alone where it cannot reach this one
 
@@ -50,6 +50,9 @@ test-env := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 # Whose tests are done takes over some of another worker: the last ones are long.
 pytest := $(test-env) $(PY) -m pytest -n $(JOBS) --dist worksteal
 
+# Ends pytest as Ctrl-C does: it says what passed and failed until then.
+within := $(if $(LIMIT),timeout --foreground --signal=INT --kill-after=60 $(LIMIT))
+
 require = $(if $(strip $(1)),$(error tdc: $(strip $(1))))
 # torch 2.13 does not quote its include paths, and torch is installed below this folder.
 space := the path of this checkout has a space, with which Inductor cannot compile: move it to one without
@@ -74,8 +77,8 @@ test: compiler .venv/.ready-dev ## the fast tests, on JOBS workers
 test-all: compiler .venv/.ready-dev ## every test, with the slow matrix and all of torch's samples
 	$(pytest) $(ARGS)
 
-test-slow: compiler .venv/.ready-dev ## what test leaves out
-	$(pytest) -m "slow and not sweep and not architecture" $(ARGS)
+test-slow: compiler .venv/.ready-dev ## what test leaves out; LIMIT=600 ends it after so many seconds
+	$(test-env) $(within) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "slow and not sweep and not architecture" $(ARGS)
 
 test-torch: compiler $(other)/.ready ## the fast tests on TORCH=2.11.0, the oldest that works, in .venv-torch-2.11.0
 	$(test-env) $(other)/bin/python -m pytest -n $(JOBS) -m "not slow and not sweep" $(ARGS)

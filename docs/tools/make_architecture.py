@@ -123,6 +123,7 @@ def files_of(call: Callable[[], Any]) -> list[tuple[str, str]]:
         if event == "call" and code.co_filename.startswith(here) and not aside:
             found.setdefault(code.co_filename.removeprefix(here), code.co_name)
 
+    call()  # what is looked up once is known then, as it is after other tests
     sys.setprofile(seen)
     try:
         call()

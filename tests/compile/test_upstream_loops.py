@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from versions import before
 
 import tdc
 from tdc.compile._torch.tracing import scan_copies_gradients
@@ -160,9 +161,10 @@ class TestWhileLoop:
 
     @pytest.mark.slow
     def test_torch_overwrites_memory_of_the_caller(self):
+        """Mended in torch 2.15: `undonated` in tdc/compile/_torch/tracing.py may go when 2.14 leaves the range."""
         args = inputs((7, 5), (7, 5), (5, 5))
         got, want = gradients(reused, RAW.while_loop, *args, backend="inductor"), gradients(reused, unrolled, *args)
-        assert not right(got, want), "torch mended it: remove `undonated` in tdc/compile/upstream.py"
+        assert right(got, want) is not before(2, 15)
 
     @pytest.mark.slow
     def test_donation_is_the_cause(self):
@@ -318,7 +320,8 @@ class TestScanAndCond:
             xs = torch.ones(5, 3, 4, dtype=torch.float64)
             return scan(lambda c, x: (inner(c, x)[0] + 0, c + 0), xs[0, 0], xs)[0].sum()
 
-        with pytest.raises(Exception, match="detach_copy"):  # if this fails torch mended it: remove `nested`
+        text = "detach_copy" if before(2, 15) else "might be aliasing"
+        with pytest.raises(Exception, match=text):  # if this fails torch mended it: remove `nested`
             gradients(fn, RAW.scan, *inputs((4, 4)), backend="aot_eager")
 
     @pytest.mark.parametrize("op", ["cond", "scan"])
