@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tdc.core.private import find, find_or, optional
+from tdc.core.private import find, find_or, nothing, optional
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 Out = TypeVar("Out")
@@ -105,7 +105,7 @@ def mark_only_result(x: Tensor, dim: int) -> Tensor:
     return x
 
 
-@optional("addresses of states marked", lost="a copy of each state in CUDA graphs", instead=lambda x: None)
+@optional("addresses of states marked", lost="a copy of each state in CUDA graphs", instead=nothing)
 def mark_address(x: Tensor) -> None:
     """Tell torch.compile that a tensor stays where it is, so that a CUDA graph may write into it."""
     find("torch._dynamo:mark_static_address", takes=("guard",))(x, guard=False)
@@ -325,7 +325,7 @@ def program_stack() -> traceback.StackSummary:
     return traced_stack() or traceback.extract_stack()
 
 
-@optional("lines of traced programs", lost="the line in errors of compiled code", instead=lambda: None)
+@optional("lines of traced programs", lost="the line in errors of compiled code", instead=nothing)
 def traced_stack() -> traceback.StackSummary | None:
     """The calls of the program that Dynamo traces; None where nothing is traced."""
     context = find("torch._guards:TracingContext")
@@ -378,7 +378,12 @@ def watching(see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None], reads:
     return mode
 
 
-@optional("settings of Dynamo", lost="counts of the doctor", instead=lambda fn, **settings: fn())
+def unconfigured(fn: Callable[[], Out], **settings: bool) -> Out:
+    """A call under the settings of Dynamo as they are."""
+    return fn()
+
+
+@optional("settings of Dynamo", lost="counts of the doctor", instead=unconfigured)
 def configured(fn: Callable[[], Out], **settings: bool) -> Out:
     """A call under other settings of Dynamo."""
     with find("torch._dynamo.config:patch")(**settings):

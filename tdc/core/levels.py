@@ -35,6 +35,7 @@ from tdc.core.dynamo import is_batched, never, under_transform, unwrapped
 from tdc.core.errors import refusing
 from tdc.core.private import find, find_or, optional
 
+untyped: Any = forward_ad  # whose types are open
 LOST = "derivatives of the operators of this library"
 
 
@@ -52,7 +53,7 @@ below_views: Callable[[], Any] = find_or(
     nullcontext, "torch:_C._AutoDispatchBelowADInplaceOrView", feature="operations unrecorded", lost="speed of kernels"
 )
 unpack_dual: Callable[..., Any] = find_or(
-    forward_ad.unpack_dual, "torch:_VF._unpack_dual", feature="tangents unpacked fast", lost="speed of eager calls"
+    untyped.unpack_dual, "torch:_VF._unpack_dual", feature="tangents unpacked fast", lost="speed of eager calls"
 )
 is_excluded: Callable[[str], bool] = find_or(
     never, "torch:_C._dispatch_tls_is_dispatch_key_excluded", feature="kernels told", lost="speed of kernels"
@@ -187,7 +188,12 @@ def mapped(tensors: Iterable[Tensor]) -> bool:
     return any([is_legacy_batched(t) for t in tensors])
 
 
-@optional("errors of second derivatives", lost="a check", instead=lambda text, outs, learns: outs)
+def undelayed(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
+    """Results as they are."""
+    return outs
+
+
+@optional("errors of second derivatives", lost="a check", instead=undelayed)
 def delayed_error(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
     """The same results, whose derivative raises a RuntimeError of this text, also where `torch.func` is traced."""
     found: tuple[Tensor, ...] = find("torch:_C._functions.DelayedError")(text, 1 + len(outs))(*outs, learns)

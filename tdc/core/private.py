@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any, TypeVar
@@ -53,7 +53,7 @@ def find(*paths: str, takes: tuple[str, ...] = ()) -> Any:
             found = resolve_name(path)
         except (AttributeError, ImportError):
             continue
-        lacking = set(takes) - set(inspect.signature(found).parameters) if takes else set()
+        lacking: set[str] = set(takes) - set(inspect.signature(found).parameters) if takes else set()
         if lacking:
             raise Gone(f"{path} takes no {', '.join(sorted(lacking))}")
         return found
@@ -98,6 +98,10 @@ def optional(feature: str, *, lost: str, instead: Callable[..., Any]) -> Callabl
     return decorate
 
 
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing: the `instead` of what only saves time or memory."""
+
+
 def switch_off(feature: str, why: object) -> None:
     """Switch a feature off, and warn once."""
     if feature not in OFF:
@@ -107,7 +111,7 @@ def switch_off(feature: str, why: object) -> None:
 
 
 @contextmanager
-def suspended(features: Sequence[str]) -> Iterator[None]:
+def suspended(features: Sequence[str]) -> Generator[None]:
     """A context in which features are off, without a warning."""
     new = [name for name in features if name not in OFF]
     OFF.update(dict.fromkeys(new, "suspended"))

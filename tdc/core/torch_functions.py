@@ -93,7 +93,12 @@ def schemas(name: str) -> list[tuple[tuple[str, bool, str], ...]]:
     ]
 
 
-@optional("signatures of torch", lost="stubs and errors for arguments by name", instead=lambda name: [])
+def no_forms(name: str) -> list[Any]:
+    """The schemas of an operation where torch does not tell them."""
+    return []
+
+
+@optional("signatures of torch", lost="stubs and errors for arguments by name", instead=no_forms)
 def forms_of(name: str) -> list[Any]:
     """The schemas of an operation."""
     found: list[Any] = find("torch:_C._jit_get_schemas_for_operator")(name)
@@ -152,7 +157,7 @@ def one_by_one(name: str) -> Op:
     op: Any = getattr(torch, name, None) or getattr(Tensor, name, None)
 
     def run(*columns: Any, **kwargs: Any) -> list[Any]:
-        rows = [x if isinstance(x, (list, tuple)) else [x] * len(columns[0]) for x in columns]
+        rows: list[Any] = [x if isinstance(x, (list, tuple)) else [x] * len(columns[0]) for x in columns]
         return [op(*row, **kwargs) for row in zip(*rows, strict=True)]
 
     return run
