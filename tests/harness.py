@@ -8,7 +8,7 @@ raises `AssertionError` that names all differences. It never skips: what a row c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,10 +18,11 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils import _pytree as pytree
 
+from tdc.compile.counts import counted
 from tdc.core.errors import TdcError
 from tdc.core.rules import MODES, Rule
-from tdc.testing.batches import Dense, Dict, Ragged, crop, loop
-from tdc.testing.conformance import CHECKS, LENGTHS, Case
+from tdc.testing.batches import Dense, Dict, Ragged, crop, gradients, loop
+from tdc.testing.conformance import CHECKS, GRAPHS, LENGTHS, Case, Module, dynamic_sizes
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 EAGER = ((3, 0, 5, 1), (4, 4), (1, 7, 2))
@@ -231,6 +232,70 @@ def check(rule: Rule, samples: Iterable[Sample], mode: str) -> None:
         except Exception as error:
             raise AssertionError(f"{rule} in mode {mode}, sample {sample.label}: {error}") from error
     assert not wrong, "\n".join([f"{rule} in mode {mode}:", *wrong])
+
+
+Row = tuple[Rule, Sample]
+
+
+def check_together(rows: Sequence[Row], mode: str) -> None:
+    """Samples of several rows in one graph, compiled or exported; where that fails, each alone.
+
+    Raises:
+        AssertionError: what is wrong with one of them, or with all in one graph.
+    """
+    try:
+        wrong = TOGETHER[mode](rows)
+    except Exception as error:
+        wrong = [str(error)]
+    if wrong:
+        for rule, sample in rows:
+            check(rule, [sample], mode)
+        raise AssertionError("\n".join([f"in one graph, and not alone, in mode {mode}:", *wrong]))
+
+
+def compiled_together(rows: Sequence[Row]) -> list[str]:
+    torch.compiler.reset()
+    batches = [[case_of(*row, lengths, 0, True) for row in rows] for lengths in LENGTHS]
+    run, wrong = counted(partial(called, batches[0]), backend=BACKEND), []
+    for cases in batches:
+        results = run(*[case.inputs for case in cases])
+        compared = [case.compare_values(result) for case, result in zip(cases, results, strict=True)]
+        wrong += [f"{c.label}: {line}" for c, (lines, _) in zip(cases, compared, strict=True) for line in lines]
+        wrong += compared_gradients(cases, [pairs for _, pairs in compared]) if not wrong else []
+    allowed = max([GRAPHS[case.kind] for case in batches[0]])
+    return wrong if run.counts.compiles <= allowed else [*wrong, f"{run.counts.compiles} compiles, expected {allowed}"]
+
+
+def compared_gradients(cases: list[Case], pairs: list[Any]) -> list[str]:
+    """Differences of gradients, which one backward pass gives for all."""
+    wrong = [f"{c.label}: {line}" for c, p in zip(cases, pairs, strict=True) for line in c.compare_flags(p)]
+    got = [a for p in pairs for _, a, _ in p]
+    seeds = [t for c, p in zip(cases, pairs, strict=True) for t in c.cotangents(p)]
+    found = iter(gradients(got, seeds, [leaf for c in cases for leaf in c.cut.inner]))
+    for case, p in zip(cases, pairs, strict=True):
+        inner = [next(found) for _ in case.cut.inner]
+        wrong += [f"{case.label}: {line}" for line in (case.compare_gradients(p, inner) if case.leaves else ())]
+    return wrong
+
+
+def exported_together(rows: Sequence[Row]) -> list[str]:
+    torch.compiler.reset()
+    batches = [[case_of(*row, lengths) for row in rows] for lengths in LENGTHS]
+    same = [list(zip(*[cases[n].inputs for cases in batches], strict=True)) for n in range(len(rows))]
+    shapes = tuple([[dynamic_sizes(parts) for parts in inputs] for inputs in same])
+    module = Module(partial(called, batches[0]))
+    inputs = tuple([case.inputs for case in batches[0]])
+    program = torch.export.export(module, inputs, dynamic_shapes={"inputs": shapes}).module()
+    calls = [(cases, program(*[case.inputs for case in cases])) for cases in batches]
+    return [line for cases, results in calls for c, r in zip(cases, results, strict=True) for line in c.compare(r)]
+
+
+def called(cases: list[Case], *inputs: list[Any]) -> list[Any]:
+    """The results of several calls."""
+    return [case.run(*own) for case, own in zip(cases, inputs, strict=True)]
+
+
+TOGETHER = {"compile": compiled_together, "export": exported_together}
 
 
 def check_gap(rule: Rule, samples: Iterable[Sample], mode: str) -> None:

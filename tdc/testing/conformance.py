@@ -72,25 +72,38 @@ class Case:
 
     def compare(self, result: Any) -> list[str]:
         """Differences of values and structure, else of gradients."""
+        wrong, pairs = self.compare_values(result)
+        if not wrong and self.leaves:
+            wrong = self.compare_flags(pairs) or self.compare_gradients(
+                pairs, gradients([a for _, a, _ in pairs], self.cotangents(pairs), self.cut.inner)
+            )
+        return [f"{self.label}: {line}" for line in wrong]
+
+    def compare_values(self, result: Any) -> tuple[list[str], Pairs]:
+        """Differences of values and structure, and the tensors of both sides."""
         if self.device != "cpu":
             result = pytree.tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, result)
         wrong, pairs = matched(unbuild(result), self.want, self.kind)
         pairs = [(at, a, b.to(a.device)) for at, a, b in pairs]
-        wrong += unequal(pairs)
-        if not wrong and self.leaves:
-            wrong = self.compare_gradients(pairs)
-        return [f"{self.label}: {line}" for line in wrong]
+        return wrong + unequal(pairs), pairs
 
-    def compare_gradients(self, pairs: Pairs) -> list[str]:
-        """Gradients of all leaves, under random cotangents that are the same for both sides."""
+    def compare_flags(self, pairs: Pairs) -> list[str]:
+        """Differences in which results require grad."""
         got, want = [a for _, a, _ in pairs], [b for _, _, b in pairs]
         ours, theirs = [[t.requires_grad for t in side] for side in (got, want)]
         if any(b.numel() and x != y and (y or self.exact) for b, x, y in zip(want, ours, theirs, strict=True)):
             return [f"requires_grad {ours}, expected {theirs}"]
+        return []
+
+    def cotangents(self, pairs: Pairs) -> list[Tensor]:
+        """Random cotangents, the same for both sides."""
         generator = torch.Generator().manual_seed(1)
-        cotangents = [torch.randn(t.shape, generator=generator).to(t) for t in want]
-        found = self.cut.back(gradients(got, cotangents, self.cut.inner), self.leaves)
-        truth = gradients(want, cotangents, self.leaves, retain=True)
+        return [torch.randn(b.shape, generator=generator).to(b) for _, _, b in pairs]
+
+    def compare_gradients(self, pairs: Pairs, inner: list[Tensor]) -> list[str]:
+        """Differences of gradients of the drawn tensors, from those of what was made of them."""
+        found = self.cut.back(inner, self.leaves)
+        truth = gradients([b for _, _, b in pairs], self.cotangents(pairs), self.leaves, retain=True)
         sides = enumerate(zip(found, truth, strict=True))
         return unequal([(f"gradient of leaf {i}, {list(a.shape)}: ", a, b) for i, (a, b) in sides])
 

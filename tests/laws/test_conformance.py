@@ -4,7 +4,8 @@ The default run has all samples of all rows in eager and grad. One or two rows o
 modes, and where a graph is made, which takes a second each, the first sample of such a row for one kind of container,
 in turn. The slow run has the other samples of these, the first sample of the other kinds, and that of all other rows;
 what samples those have more where a graph is made is marked sweep. So are two of the three kinds of an operation in
-`SHARED`: a function for each kind serves the whole family, and the kinds take turns.
+`SHARED`: a function for each kind serves the whole family, and the kinds take turns. Where a graph is made, rows of a
+family that stand for none share one: a graph takes a second, and a row in it a fraction.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from catalogue import is_representative, samples, title
-from harness import Sample, case_of, check, check_gap
+from harness import Sample, case_of, check, check_gap, check_together
 
 import tdc
 from tdc.compile import counted
@@ -34,6 +35,7 @@ TURNS: dict[str, list[str]] = {}  # the kinds of each operation, in another orde
 for rule in LIVE:
     TURNS.setdefault(title(rule), []).append(rule.kind)
 TURNS = {name: kinds[n % len(kinds) :] + kinds[: n % len(kinds)] for n, (name, kinds) in enumerate(TURNS.items())}
+SOME = 12  # rows of one graph
 HEAVY = ("interpolate",)  # makes the largest graphs: `tests/ops/test_resample.py` has one of all sizes
 
 
@@ -64,7 +66,10 @@ def matrix() -> Iterator[Any]:
     for rule in LIVE:
         for mode in MODES:
             first, rest = marks_of(rule, mode)
-            if mode not in GRAPHS or mode not in rule.modes or len(chosen(rule, mode)) < 2:
+            if shares_graph(rule, mode):
+                if len(chosen(rule, mode)) > 1:
+                    yield cell(rule, mode, slice(1, None), "-more", marks=rest)
+            elif mode not in GRAPHS or mode not in rule.modes or len(chosen(rule, mode)) < 2:
                 yield cell(rule, mode, marks=first)
             else:
                 yield cell(rule, mode, slice(1), marks=first)
@@ -74,6 +79,31 @@ def matrix() -> Iterator[Any]:
 def chosen(rule: Rule, mode: str, which: slice = slice(None)) -> list[Sample]:
     """The samples of a row for a mode."""
     return [sample for sample in samples(rule) if mode in sample.modes][which]
+
+
+def shares_graph(rule: Rule, mode: str) -> bool:
+    """True if the first sample of a row is one of several in one graph."""
+    if mode not in GRAPHS or mode not in rule.modes or marks_of(rule, mode)[0] != pytest.mark.slow:
+        return False
+    return bool(chosen(rule, mode))
+
+
+def shared_graphs() -> Iterator[Any]:
+    """Rows of one family and kind, some at a time, in the modes that make graphs."""
+    groups: dict[tuple[str, str, str], list[Rule]] = {}
+    for rule in LIVE:
+        for mode in GRAPHS:
+            if shares_graph(rule, mode):
+                groups.setdefault((rule.family, rule.kind, mode), []).append(rule)
+    for (family, kind, mode), rules in groups.items():
+        for n, at in enumerate(range(0, len(rules), SOME)):
+            yield pytest.param(rules[at : at + SOME], mode, id=f"{family}-{kind}-{mode}-{n}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rules", "mode"), list(shared_graphs()))
+def test_rows_in_one_graph(rules: list[Rule], mode: str):
+    check_together([(rule, chosen(rule, mode)[0]) for rule in rules], mode)
 
 
 @pytest.mark.parametrize(("rule", "mode", "which"), list(matrix()))
