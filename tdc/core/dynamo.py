@@ -163,7 +163,7 @@ def readable() -> bool:
 def under_mode() -> bool:
     """Whether a dispatch mode decides what operations do, as where a graph is traced; one that watches does not."""
     modes = count_modes()
-    return bool(modes) and not only_watched(modes)
+    return modes is True or (bool(modes) and not only_watched(modes))  # True where torch does not count them
 
 
 @optional("watching modes told", lost="speed under TorchDispatchMode", instead=never)

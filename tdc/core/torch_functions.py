@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.private import find, find_or, optional
+from tdc.core.dynamo import trace_as
+from tdc.core.private import find, find_or, nothing, optional
 from tdc.core.typing import Op
 
 internals: Any = torch  # parts of torch without types
@@ -119,10 +120,12 @@ def kernel(name: str, lost: str) -> Any:
 
 
 def assert_now(condition: Tensor, text: str) -> None:
-    """An assertion that reads its condition."""
+    """An assertion that reads its condition; a graph leaves it out."""
     if not condition:
         raise RuntimeError(text)
 
+
+trace_as(assert_now, nothing)
 
 assert_async: Op = find_or(
     assert_now, "torch:ops.aten._assert_async.msg", feature="assertions that do not wait", lost="checks in graphs"
