@@ -33,7 +33,7 @@ from torch.autograd import forward_ad
 
 from tdc.core.dynamo import is_batched, never, under_transform, unwrapped
 from tdc.core.errors import refusing
-from tdc.core.private import find, find_or, optional
+from tdc.core.private import find, find_or, nothing, optional
 
 untyped: Any = forward_ad  # whose types are open
 LOST = "derivatives of the operators of this library"
@@ -66,14 +66,19 @@ is_legacy_batched: Callable[[Any], bool] = find_or(
 def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
     """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
     after = keyset_after_autograd()
-    found: Tensor | tuple[Tensor, ...] | list[Tensor] = op.redispatch(keys & after, *args)
+    found: Tensor | tuple[Tensor, ...] | list[Tensor]
+    if after is None:
+        with find("torch:_C._AutoDispatchBelowAutograd")():
+            found = op(*args)
+    else:
+        found = op.redispatch(keys & after, *args)
     return tuple(found) if isinstance(found, list) else found  # as autograd functions return several
 
 
 @cache
-@optional("operators below autograd", lost=LOST, instead=refusing("operators below autograd"))
+@optional("operators below autograd by keys", lost="speed of kernels", instead=nothing)
 def keyset_after_autograd() -> Any:
-    """torch's dispatch keys behind autograd."""
+    """torch's dispatch keys behind autograd; None where torch does not name them."""
     return find("torch:_C._after_autograd_keyset")
 
 
