@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import tdc
-from tdc.compile import counted
+from tdc.compile import backend, counted
 from tdc.compile._torch import bodies, kernels
 from tdc.compile._torch.bodies import BRANCHES, MEMORY, ORDER
 from tdc.compile._torch.kernels import KERNELS
@@ -175,6 +175,25 @@ def test_loops_are_refused_where_torch_is_wrong_and_cannot_be_mended(hide: Any):
             for got, wanted in zip(counted(unchanged)(x), unchanged(x), strict=True):
                 torch.testing.assert_close(got, wanted)
     assert MEMORY in OFF
+
+
+RAW: Any = find("torch._higher_order_ops:while_loop")
+OF_LOOP = lambda i, y, z: i < 3, lambda i, y, z: (i + 1, y * 0.5, z + torch.zeros_like(z))
+
+
+def carry_of(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.zeros((), dtype=torch.int64), x.cos(), x.sin()
+
+
+@pytest.mark.slow
+def test_loops_are_refused_where_the_form_changed(monkeypatch: pytest.MonkeyPatch):
+    """The change that keeps their memory apart fails while they are compiled, and is switched off."""
+    monkeypatch.setattr(bodies, "memory_of", refuse)
+    x = torch.randn(5, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FeatureWarning)
+        with pytest.raises(Exception, match="a loop, branch or region that Inductor runs right"):
+            torch.compile(lambda x: RAW(*OF_LOOP, carry_of(x)), backend=backend, fullgraph=True)(x)
 
 
 @pytest.mark.slow

@@ -61,13 +61,14 @@ def save_package(program: Any, path: Path, separate: bool) -> None:
     args, kwargs = program.example_inputs
     module = tensors_only(program.module())
     compile, package = packaging()
-    refuse_reuse(module)
 
     def lowered() -> Any:
         with torch.no_grad(), lowering(guards=False):
             return compile(module, args, kwargs, options=options)
 
-    package(str(path), aoti_files=with_changes_that_fit(lowered, CHANGES))
+    files = with_changes_that_fit(lowered, CHANGES)
+    refuse_reuse(module)
+    package(str(path), aoti_files=files)
 
 
 @optional("AOTInductor packages", lost="save(format='aoti')", instead=refusing("save(format='aoti')"))

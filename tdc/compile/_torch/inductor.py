@@ -29,8 +29,9 @@ def compile_graph(
 ) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph, for all sizes where Inductor can; `change` is called with each graph that is lowered, of the
     forward and of the backward pass."""
-    refuse_reuse(graph)
-    return with_changes_that_fit(lambda: compiled(graph, inputs, change, settings), CHANGES)
+    found = with_changes_that_fit(lambda: compiled(graph, inputs, change, settings), CHANGES)
+    refuse_reuse(graph)  # now it is known whether memory is kept apart
+    return found
 
 
 def plain(graph: torch.fx.GraphModule, inputs: list[Any], change: Any, settings: dict[str, Any]) -> Callable[..., Any]:
