@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from expecttest import TestCase
 from test_api import signature
+from versions import of_the_pinned_torch
 
 import tdc
 from tdc.core.container import Absent, Container
@@ -182,6 +183,7 @@ values
 with_values(self, values)""",
         )
 
+    @of_the_pinned_torch
     def test_ragged_operations(self):
         nested, masked = [set(operations(cls).split()) for cls in (tdc.NestedTensor, tdc.MaskedBatch)]
         assert nested - masked == set()

@@ -28,6 +28,9 @@ def refused(text: str, when: bool = True) -> Iterator[None]:
         yield
 
 
+of_the_pinned_torch = pytest.mark.skipif(VERSION > (2, 13), reason="a list with torch.cholesky and torch.qr")
+
+
 def before(major: int, minor: int) -> bool:
     """True if this torch is older than a release."""
     return (major, minor) > VERSION

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -411,11 +412,18 @@ def storage_id(x: Tensor) -> int:
     return getattr(storage, "_cdata", None) or storage.data_ptr()
 
 
+@contextmanager
+def scripting() -> Generator[None]:
+    """A context in which torch may script functions without its warning that this is deprecated (2.13-2.15)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script")
+        yield
+
+
 @constant
 def has_loaded(name: str) -> bool:
     """Load a module of torch: in a graph, while it is traced. The first call may take seconds."""
-    with warnings.catch_warnings():  # torch scripts functions there, and warns that this is deprecated (2.13-2.15)
-        warnings.filterwarnings("ignore", "`torch.jit.script")
+    with scripting():
         return bool(find(name))
 
 

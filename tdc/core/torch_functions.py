@@ -44,7 +44,6 @@ for _module, _ops in LEFT_OUT.items():
     hand_on(_module, _ops)
 
 
-
 def is_handed_on(op: Op) -> bool:
     """True if torch hands on a function of its own namespace: `torch.cholesky` and `torch.qr` are gone since 2.14."""
     return op in internals.overrides.get_overridable_functions()[torch]

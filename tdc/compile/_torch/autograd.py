@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 from tdc.core.dynamo import constant
-from tdc.core.private import find, optional
+from tdc.core.private import find, nothing, optional
 
 
 @cache
-@optional("autograd in graphs", lost="loops in tdc.grad and train_step", instead=lambda: None)
+@optional("autograd in graphs", lost="loops in tdc.grad and train_step", instead=nothing)
 def setting() -> AbstractContextManager[Any] | None:
     """A context that Dynamo knows, in which it traces `torch.autograd.grad`; None where this torch does not trace it,
     nor a tensor of the graph that begins to require grad (before 2.13)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tdc.core import errors
 from tdc.core.dynamo import constant
-from tdc.core.private import find, optional
+from tdc.core.private import find, nothing, optional
 
 COMPTIME = "calls while Dynamo traces"
 WITHOUT = "tdc.cond, loops and tdc.batch in graphs; memory of checkpoints in steps"
@@ -58,7 +58,7 @@ def has_comptime() -> bool:
     return bool(find("torch._dynamo.comptime:comptime"))
 
 
-@optional(COMPTIME, lost=WITHOUT, instead=lambda: None)
+@optional(COMPTIME, lost=WITHOUT, instead=nothing)
 def current_tracer() -> Any:
     """Dynamo's tracer of the operator whose body is traced; None where there is none."""
     return find("torch._dynamo.symbolic_convert:InstructionTranslator.current_tx")().output.current_tracer

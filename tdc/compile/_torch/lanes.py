@@ -6,7 +6,6 @@ lines for Dynamo to trace. Here tensors are lists already, and what the function
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -19,8 +18,8 @@ from torch.fx.node import has_side_effect
 from tdc.compile._torch.levels import add_batch_dim, level_of_vmap, remove_batch_dim
 from tdc.compile._torch.patches import patched
 from tdc.compile._torch.vmap_rules import register_rules
-from tdc.core.dynamo import is_batched
-from tdc.core.private import find, optional
+from tdc.core.dynamo import is_batched, scripting
+from tdc.core.private import find, nothing, optional
 
 NESTING = ("_vmap_increment_nesting", "_vmap_decrement_nesting")
 
@@ -59,14 +58,13 @@ def levels_in_loops() -> AbstractContextManager[Any]:
 @cache
 def load_decompositions() -> None:
     """Have torch load what vmap needs for some operations, as its first vmap does, and what it has not."""
-    with warnings.catch_warnings():  # torch scripts some, and warns that this is deprecated
-        warnings.filterwarnings("ignore", "`torch.jit.script`")
+    with scripting():
         torch.vmap(torch.neg)(torch.zeros(1))
     register_rules()
     keep_levels()
 
 
-@optional("levels of vmap kept in exports", lost="exports of tdc.batch with loops", instead=lambda: None)
+@optional("levels of vmap kept in exports", lost="exports of tdc.batch with loops", instead=nothing)
 def keep_levels() -> None:
     """Keep torch.export from dropping the ends of levels from loops, as it does (torch 2.13)."""
     for name in NESTING:
