@@ -49,6 +49,7 @@ export CXX
 test-env := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 # Whose tests are done takes over some of another worker: the last ones are long.
 pytest := $(test-env) $(PY) -m pytest -n $(JOBS) --dist worksteal
+fast := not slow and not sweep and not architecture
 
 # Ends pytest as Ctrl-C does: it says what passed and failed until then.
 within := $(if $(LIMIT),timeout --foreground --signal=INT --kill-after=60 $(LIMIT))
@@ -71,17 +72,17 @@ help: ## list the targets
 demo: compiler .venv/.ready-demo ## train a small model end to end and write demo_report/ (python -m tdc demo)
 	$(PY) -m tdc demo $(ARGS)
 
-test: compiler .venv/.ready-dev ## the fast tests, on JOBS workers
-	$(pytest) -m "not slow and not sweep and not architecture" $(ARGS)
+test: compiler .venv/.ready-dev ## the fast tests, on JOBS workers: after every edit
+	$(pytest) --durations=10 -m "$(fast)" $(ARGS)
 
-test-all: compiler .venv/.ready-dev ## every test, with the slow matrix and all of torch's samples
+test-all: compiler .venv/.ready-dev ## every test, by the hour: before a release
 	$(pytest) $(ARGS)
 
-test-slow: compiler .venv/.ready-dev ## what test leaves out; LIMIT=600 ends it after so many seconds
+test-slow: compiler .venv/.ready-dev ## what else must pass to land; LIMIT=600 ends it after so many seconds
 	$(test-env) $(within) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "slow and not sweep and not architecture" $(ARGS)
 
 test-torch: compiler $(other)/.ready ## the fast tests on TORCH=2.11.0, the oldest that works, in .venv-torch-2.11.0
-	$(test-env) $(other)/bin/python -m pytest -n $(JOBS) -m "not slow and not sweep" $(ARGS)
+	$(test-env) $(other)/bin/python -m pytest -n $(JOBS) --dist worksteal -m "$(fast)" $(ARGS)
 
 smoke: compiler $(newest)/.ready ## the tests of .ci/smoke.txt on the newest torch, that of requirements-newest.txt
 	$(test-env) $(newest)/bin/python -m pytest -n $(JOBS) --dist worksteal @.ci/smoke.txt $(ARGS)
@@ -131,6 +132,8 @@ compiler:
 	$(call require,$(python-problem))
 	@echo "making .venv"
 	@"$(PYTHON)" -m venv --clear .venv || { rm -rf .venv; exit 1; }
+	@faster=$$("$(PYTHON)" .ci/fastest.py "$(PYTHON)"); [ -z "$$faster" ] || \
+		echo "$$faster runs the tests faster: rm -r .venv, and make PYTHON=$$faster"
 
 # Made once, too: other requirements or pins are installed into it, in seconds where torch is there.
 .venv-torch-%/.ready: pyproject.toml constraints.txt

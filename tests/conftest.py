@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 from collections.abc import Iterator
 from traceback import FrameSummary, StackSummary, walk_stack
+from typing import Any
 
 import pytest
 import torch
+from progress import Progress
 from torch._dynamo import exc, guards
 
 torch.set_num_threads(1)
@@ -25,6 +28,33 @@ def callers() -> StackSummary:
 # processor to time the guards, and asks who called.
 guards.profile_guard_manager = lambda *args: 0.0  # pyright: ignore[reportPrivateImportUsage]  # replaced where it is read
 exc._extract_stack_with_positions = callers
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.pluginmanager.hasplugin("dsession") and config.get_verbosity() < 1:  # the process that reports
+        config.pluginmanager.register(Progress(reporter), "progress")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with the mark `cases` some cases are fast, some more are slow, and the rest is for the sweep.
+
+    Which ones is drawn by the name of the test, so that all parameters are among them.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("cases"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cases in tests.items():
+        random.Random(name).shuffle(cases)
+        mark: Any = cases[0].get_closest_marker("cases")
+        fast, slow, *_ = [*mark.args, len(cases)]
+        late = [case for case in cases if case.get_closest_marker("slow") or case.get_closest_marker("sweep")]
+        late += [case for case in cases if case not in late][fast:]
+        for n, case in enumerate(late):
+            case.add_marker("slow" if n < slow else "sweep")
 
 
 @pytest.hookimpl(trylast=True)

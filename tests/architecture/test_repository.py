@@ -130,3 +130,14 @@ def test_a_changed_state_is_seen():
     assert "'warnings'" in run(f"{STATE}\nwarnings.simplefilter('ignore')\n{COMPARE}")
     more = "torch.overrides.get_overridable_functions()[torch].append(torch.abs_)"
     assert "torch.abs_" in run(f"{STATE}\n{more}\n{COMPARE}")
+
+
+# Tests that are fast by their mark are fast by the clock.
+
+LONG: dict[str, str] = {}  # files with a fast test of more than five seconds, and why it is one
+
+
+def test_no_fast_test_takes_long():
+    rows = re.findall(r"^\| (\S+\.py) \|[^|]*\|[^|]*\| ([\d.]+) \|", (ROOT / "tests/durations.md").read_text(), re.M)
+    assert len(rows) > 100, "no table found: the check would pass on nothing"
+    assert {path for path, longest in rows if float(longest) > 5} <= {*LONG}

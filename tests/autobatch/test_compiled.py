@@ -154,6 +154,7 @@ def test_eager(name: str):
 SLOW = ("while and branches",)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in PROGRAMS])
 def test_one_graph_for_all_sizes(name: str):
     fn, draw = PROGRAMS[name]
@@ -271,6 +272,7 @@ def newton(x: Tensor, n: Tensor) -> Tensor:
     return total
 
 
+@pytest.mark.slow
 def test_a_long_range_that_examples_leave_is_a_loop_of_the_graph():
     """Found by reading: 60 rounds were 60 copies of the body."""
     nodes: list[int] = []
@@ -370,6 +372,7 @@ def calls_a_loop(x: Tensor, n: Tensor) -> Tensor:
     return s
 
 
+@pytest.mark.slow
 def test_a_loop_in_a_function_that_rows_call():
     """Found by a program: the rows were a scan, in which torch takes no loop with gradients."""
     x, n = tdc.pack([torch.randn(k) for k in (3, 0, 2)]), torch.tensor([2, 1, 0])
@@ -421,6 +424,7 @@ def three_walks(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return s
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["packed", "padded"])
 def test_three_walks_and_more_side_by_side(kind: str):
     """Found by reading: the smaller of two sizes was asked for with one of each walk."""

@@ -173,6 +173,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 QUICK = ("behind a break",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])
 def test_batches_equal_examples(name: str):
     """Values, gradients, and one graph for all sizes."""

@@ -316,6 +316,7 @@ def compiled(fn: Any) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 @LEAVES
 def test_compiled_control_flow():
     agrees(breaks_and_continues, [scalars()], compiled(breaks_and_continues))
@@ -327,6 +328,7 @@ def test_a_compiled_loop_in_a_loop():
     agrees(loop_in_loop, [scalars()], compiled(loop_in_loop))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [RNN, pytest.param(AllStates, marks=pytest.mark.slow)], ids=lambda m: m.__name__)
 @LEAVES
 def test_a_compiled_recurrent_module(module: Any):

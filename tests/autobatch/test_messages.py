@@ -270,6 +270,7 @@ def test_dims_count_from_the_end_and_go_into_tuples():
 NO_NUMBERS = ["xs.sum().item()", "xs[0].tolist()[0]", "float(xs.sum())", "int(xs[0, 0])", "complex(xs.sum())"]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("code", NO_NUMBERS)
 def test_a_number_of_each_example_is_no_number_of_python(code: str):
     f, rows = made(f"def f(xs):\n    return {code} + 1\n"), tdc.pack([torch.ones(2, 3), torch.ones(1, 3)])

@@ -202,6 +202,7 @@ def test_eagerly(fn: Callable[..., Any]):
 QUICK = (args_that_share_memory, masked)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("fn", [pytest.param(f, marks=[pytest.mark.slow] * (f not in QUICK)) for f in CASES])
 def test_in_one_graph(fn: Callable[..., Any]):
     bounded = tdc.batch(max_iters=64)(fn)  # the list along range(n) has a bound; 64 rounds are not unrolled
@@ -430,6 +431,7 @@ def of_numbers(x: Tensor, n: Tensor) -> Any:
     return round(k), round(y), round(y / 4, 2), round(3.7), bool(k), bool(x > 1 and n), bool(3)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backends", [(), ("eager",)])
 def test_round_and_bool(backends: tuple[str, ...]):
     examples = [(torch.tensor(x), torch.tensor(n)) for x, n in ((0.5, 0), (1.5, 1), (2.5, 2), (1.5, 3))]

@@ -136,6 +136,7 @@ def changed(xs, h):
     return ys, zs, (xs if h.sum() > 0 else -xs), (xs if h.sum() > 0 else xs * 2), xs.masked_fill(xs < 0, h[0])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fn", [operators, shapes, indices, changed], ids=lambda f: f.__name__)
 def test_what_python_writes(fn: Any, mode: str):
@@ -311,6 +312,7 @@ def parts(xs):
     return first, second, empty, left * right[0].chunk(2, dim=1)[0], xs.split(split_size=3, dim=-1)
 
 
+@pytest.mark.slow
 def test_parts_of_examples():
     torch.manual_seed(2)
     f, columns = tdc.batch(parts), [torch.randn(n, 4, dtype=torch.float64) for n in (3, 2, 4)]

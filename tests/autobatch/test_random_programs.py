@@ -23,6 +23,7 @@ def test_random_programs_equal_the_loop():
 MORE = [pytest.param(mode, 3, marks=pytest.mark.slow) for mode in ("while", "inference", "unroll", "graph")]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("mode", "count"),
     [("while", 1), ("inference", 1), ("unroll", 1), pytest.param("aot_eager", 1, marks=pytest.mark.slow), *MORE],
@@ -38,6 +39,7 @@ def test_a_seed_always_gives_the_same_program():
     assert program(3).text != program(4).text
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("fault", ["value", "gradient", "dtype", "lanes"])
 def test_a_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch):
     """A wrong value, a gradient that is cut, another dtype, and examples in another order."""

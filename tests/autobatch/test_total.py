@@ -87,6 +87,7 @@ CODE: dict[Callable[[Tensor, Tensor], Tensor], bool] = {  # whether it may run f
 }  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("code", CODE)
 def test_nobody_comes(code: Callable[[Tensor, Tensor], Tensor]):
     """Values and gradients are those of examples alone, and only what may fail has a `cond`."""

@@ -45,6 +45,7 @@ def run(fn: Any, backend: str | None) -> Any:
     return fn if backend is None else torch.compile(lambda *args: fn(*args), backend=backend, fullgraph=True)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", GRAPHS)
 @pytest.mark.parametrize("dtype", [torch.long, torch.uint8])
 @pytest.mark.parametrize("fn", [enumerated, enumerated_beside, enumerated_alike])
@@ -105,6 +106,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("backend", GRAPHS)
 @pytest.mark.parametrize("fn", BOUNDS)
 def test_bounds_of_small_dtypes(fn: Any, backend: str | None):

@@ -72,6 +72,7 @@ def both(loss: Any, wrap: Any) -> Any:
 HOW: dict[str, dict[str, Any]] = {"all": {}, "products": {"policy": [torch.ops.aten.mm]}, "offload": {"offload": True}}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
 def test_gradients(loss: Any, how: str) -> None:
@@ -130,6 +131,7 @@ def again(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("by", ["aot_eager", pytest.param(backend, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("whose", OURS)
 @pytest.mark.parametrize("name", DRAWS)
@@ -208,6 +210,7 @@ COMPILED = [  # by each backend; Inductor may not move what is computed again
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ragged", "by"), COMPILED)
 def test_less_memory_in_a_step(ragged: bool, by: Any) -> None:
     """One graph, the numbers of the net as it is, and a fraction of what it keeps (with torch 2.11 all of it)."""

@@ -153,6 +153,7 @@ class TestCompiled:
 
         same(fn, x, y, wrt=[w])
 
+    @pytest.mark.slow
     def test_an_assertion_of_the_branch_not_taken(self):
         x, y = ragged(), tdc.pack([torch.randn(n, 4) for n in (1, 1, 3)])
 
@@ -220,6 +221,7 @@ class TestCompiled:
         f = lambda x: tdc.while_loop(lambda n, a, b: n < 3, lambda n, a, b: (n + 1, b, a + 1), (torch.tensor(0), x, x))  # noqa: E731
         same(f, x)
 
+    @pytest.mark.slow
     def test_scan_with_a_module(self):
         cell, xs = nn.GRUCell(4, 4), steps()
 
@@ -252,6 +254,7 @@ class TestCompiled:
         f = lambda x, xs: tdc.scan(lambda h, s: (torch.tanh(h + x * w * s["r"][0]), h.values.sum()), x * 0, xs)  # noqa: E731
         same(f, x, xs, wrt=[w])
 
+    @pytest.mark.slow
     def test_integers_in_the_carry_and_among_results(self):
         w, xs = weight(), steps()
 
@@ -321,6 +324,7 @@ class TestCompiled:
         else:
             same(fn, torch.zeros(3, 4), wrt=[w])
 
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("op", ["cond", "scan", "while_loop"])
     def test_gradients_around_compiled_operators(self, op: str):
         """Autograd takes them, since torch's operators of loops have no rule for `torch.func.grad`."""
@@ -329,6 +333,7 @@ class TestCompiled:
             found = torch.compile(lambda w: tdc.value_and_grad(fn)(w), fullgraph=True, backend="aot_eager")(w)
             torch.testing.assert_close(found, tdc.value_and_grad(fn)(w))
 
+    @pytest.mark.cases(6)
     @pytest.mark.parametrize("op", ["cond", "scan"])
     @pytest.mark.parametrize(
         ("around", "name"),
@@ -415,6 +420,7 @@ class TestMessages:
         with pytest.raises(error, match=text):
             call(tree())
 
+    @pytest.mark.cases(4)
     @pytest.mark.parametrize("name", ["several", "keys", "shape", "carry", "lengths", "ragged_xs"])
     def test_compiled(self, name: str):
         call = next(m[1] for m in MESSAGES if m[0] == name)
@@ -457,6 +463,7 @@ def test_scan_without_results_and_gradients():
     assert torch.equal(torch.compile(total, fullgraph=True)(xs), xs.sum(0))
 
 
+@pytest.mark.slow
 def test_branches_whose_gradients_lie_in_another_order():
     """A gradient that is a view, one that is transposed, and one of nothing, which is laid out as its operand."""
 

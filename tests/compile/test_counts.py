@@ -116,11 +116,13 @@ def test_a_backward_serves_all_lengths():
     assert cache["fxgraph_cache_bypass"] == bypassed
 
 
+@pytest.mark.slow
 def test_modes_reach_torch_compile():
     f = torch.compile(lambda x: x + 1, backend=tdc.compile.backend, mode="max-autotune", fullgraph=True)
     assert f(torch.ones(3)).tolist() == [2.0] * 3
 
 
+@pytest.mark.slow
 def test_backend_lowers_slices():
     """torch 2.11 could not under the flag that the backend sets: `mean` slices the offsets."""
     f = counted(lambda x: x.mean(1))
@@ -130,6 +132,7 @@ def test_backend_lowers_slices():
     assert f.counts.compiles == 1
 
 
+@pytest.mark.slow
 def test_backend_writes_into_slices_without_an_end():
     """Behind an operator that writes the slice of all columns stays in the graph; torch could not tell that it ends."""
 
@@ -146,6 +149,7 @@ def test_backend_writes_into_slices_without_an_end():
         torch.testing.assert_close(state, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch._prims_common.check`:FutureWarning")  # of torch itself
 def test_backend_takes_a_diagonal_of_any_matrix():
     """Of which side is shorter the graph has a guard; torch could not tell under the flag that the backend sets."""

@@ -73,6 +73,7 @@ def on_the_host(module: Any) -> list[str]:
     return [n.name for n in nodes if n.meta["val"].device.type == "cpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"accumulate": 2}, marks=pytest.mark.slow)], ids=["whole", "parts"]
 )
@@ -86,6 +87,7 @@ def test_nothing_is_on_the_host(monkeypatch: pytest.MonkeyPatch, options: Any):
     assert [t for t in targets if "dropout" in t or "rand" in t or "bernoulli" in t] != []
 
 
+@pytest.mark.slow
 def test_the_state_stays_where_it_is(monkeypatch: pytest.MonkeyPatch):
     """Each leaf is an input whose address is marked; those of the batch are not."""
     module, static, leaves = graph_of(monkeypatch)

@@ -118,6 +118,7 @@ class TestCall:
             net(x).square().sum().backward()
         assert_close(params["2", "weight"].grad, torch.stack([net[2].weight.grad for net in members]))
 
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("dims", [None, 0])
     def test_one_graph_for_all_members_and_lengths(self, dims: Any):
         members = nets(lambda: nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 2)))
@@ -147,6 +148,7 @@ def regression(net: nn.Module, opt: Any) -> Callable[..., Any]:
 
 
 class TestTraining:
+    @pytest.mark.slow
     def test_all_members_in_one_graph(self):
         members, opt = nets(), adamw(lr=1e-2)
         params = stack_modules(members)
@@ -166,6 +168,7 @@ class TestTraining:
         assert state["step"].tolist() == [5] * K
         assert (step.counts.graphs, step.counts.breaks, step.counts.compiles) == (1, 0, 1)
 
+    @pytest.mark.slow
     def test_batch_norm_of_each_member_is_trained(self):
         members = nets(lambda: nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
         net, opt = members[0], sgd(lr=0.1)
@@ -194,6 +197,7 @@ class TestTraining:
         assert_close(buffers.to_dict(), stack_modules(members, params=False).to_dict())
         assert (many.counts.graphs, many.counts.compiles) == (1, 1)
 
+    @pytest.mark.slow
     def test_members_are_stopped_by_a_mask(self):
         members, opt = nets(), adamw(lr=1e-2)
         params = stack_modules(members)

@@ -143,6 +143,7 @@ def test_of_a_module_and_of_each_member():
     assert_close(many["weight"][1], one["weight"])
 
 
+@pytest.mark.cases(1)
 @BOTH
 def test_compiles(jac: Any):
     if jac is jacfwd and torch.__version__ < "2.13":

@@ -48,6 +48,7 @@ def test_what_nobody_waits_for_joins_other_loops() -> None:
     assert kernels(layers, torch.randn(7, 5), torch.randn(5, 5), torch.randn(5, 5)) == (2, 1)
 
 
+@pytest.mark.slow
 def test_what_reads_no_call_joins_the_loops_before_it() -> None:
     def lengths(x: Tensor, w: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         sizes = offsets[1:] - offsets[:-1]
@@ -58,6 +59,7 @@ def test_what_reads_no_call_joins_the_loops_before_it() -> None:
     assert found == (4, 2)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_loop_has_fewer_kernels() -> None:
     """Each round makes products and copies them into rows."""
 
@@ -79,6 +81,7 @@ def test_the_gradient_of_a_loop_has_fewer_kernels() -> None:
         assert counts[1] < counts[0]
 
 
+@pytest.mark.slow
 def test_no_memory_is_kept_for_it() -> None:
     """Loops that would hold a large product while the next one is made stay where they are."""
     n = 512
@@ -171,6 +174,7 @@ def write_after_product(s: Tensor, x: Tensor) -> Tensor:
     return (found @ x).exp()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "step",
     [

@@ -314,6 +314,7 @@ def test_assert_one_graph_allows_what_it_is_told():
         assert_one_graph(lambda: 3, (), backend="eager")
 
 
+@pytest.mark.slow
 def test_testing_needs_no_test_framework():
     code = "import sys, tdc.testing; sys.exit('pytest' in sys.modules or 'torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -76,6 +76,7 @@ def loss(net: nn.Module, batch: TensorDict) -> Tensor:
     return (out if isinstance(out, Tensor) else out.values).square().mean()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("run", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_values_gradients_and_buffers_are_those_of_the_layers(case: str, run: str) -> None:
@@ -99,6 +100,7 @@ def test_values_gradients_and_buffers_are_those_of_the_layers(case: str, run: st
         assert_close(c, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 def test_a_training_step_has_one_layer_in_its_graph(backend: str) -> None:
     net, stacked, _ = made("statistics")
@@ -131,6 +133,7 @@ def test_what_goes_round_the_loop_is_in_members_micro_batches_and_exports() -> N
     assert_close(exported(X + 1), net(X + 1))
 
 
+@pytest.mark.slow
 def test_dropout_draws_a_mask_for_each_layer_and_the_gradient_has_it() -> None:
     class Dropped(nn.Module):
         def __init__(self) -> None:

@@ -43,6 +43,7 @@ def gradients(fn: Callable[..., Any], *args: Tensor) -> list[Tensor]:
     return [value.detach(), *torch.autograd.grad(value, args)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("layers", [False, True], ids=["time", "layers"])
 def test_a_step_of_training_runs_its_loop_backwards_over_what_was_kept(reverse: bool, layers: bool) -> None:
@@ -69,6 +70,7 @@ def test_a_step_of_training_runs_its_loop_backwards_over_what_was_kept(reverse: 
         assert step.counts.compiles == 1
 
 
+@pytest.mark.slow
 def test_a_gradient_outside_of_the_graph_is_that_of_python() -> None:
     run = compiled(recurrent)
     for steps in (4, 2, 7):
@@ -77,6 +79,7 @@ def test_a_gradient_outside_of_the_graph_is_that_of_python() -> None:
         torch.testing.assert_close(gradients(run, x, w), gradients(recurrent, x, w))
 
 
+@pytest.mark.slow
 def test_a_flip_that_somebody_asks_for_stays() -> None:
     """Results of a loop in the order of its steps, and the other way round."""
 
@@ -88,6 +91,7 @@ def test_a_flip_that_somebody_asks_for_stays() -> None:
     torch.testing.assert_close(compiled(fn)(x), fn(x))
 
 
+@pytest.mark.slow
 def test_a_loop_over_flips_and_others_is_left_as_it_is() -> None:
     def fn(x: Tensor, y: Tensor) -> Any:
         rows = {"x": x.flip(0), "y": y}
@@ -97,6 +101,7 @@ def test_a_loop_over_flips_and_others_is_left_as_it_is() -> None:
     torch.testing.assert_close(compiled(fn)(x, y), fn(x, y))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("end", [5, 3])
 @pytest.mark.parametrize("form", ["row", "power", "counter", "rows"])
 def test_a_loop_that_is_no_scan_of_flips_is_left_as_it_is(form: str, end: int) -> None:
@@ -120,6 +125,7 @@ def test_a_loop_that_is_no_scan_of_flips_is_left_as_it_is(form: str, end: int) -
     torch.testing.assert_close(compiled(fn)(x), fn(x))
 
 
+@pytest.mark.slow
 def test_what_a_step_gives_out_as_it_got_it_is_a_copy() -> None:
     """Also what another loop reads, and a flip of a flip: who writes into a result writes nowhere else."""
 
@@ -142,6 +148,7 @@ def test_what_a_step_gives_out_as_it_got_it_is_a_copy() -> None:
     assert torch.equal(given[1], w)
 
 
+@pytest.mark.slow
 def test_a_loop_over_layers_keeps_no_second_set_of_their_weights() -> None:
     """The layers are much larger than what they pass on: what a step holds beyond the state are gradients."""
     torch.manual_seed(0)

@@ -50,6 +50,7 @@ def pairs() -> list[object]:
     return [pytest.param(*pair, marks=[pytest.mark.slow] if off else []) for pair, off in slow.items()]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("write", "index"), pairs())
 def test_writes_at_an_index(write: str, index: str):
     if index in ("int", "slice", "tail"):
@@ -80,6 +81,7 @@ PARTS: dict[str, tuple[Callable[..., Any], Callable[[int], Any], int]] = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", PARTS)
 def test_parts(name: str):
     fn, make, count = PARTS[name]

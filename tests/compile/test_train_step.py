@@ -69,6 +69,7 @@ def reference(net: nn.Module, batches: list[Any], clip: float | None = None) -> 
 # -- numbers, graphs
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_numbers_of_torchs_own_loop_in_one_graph(backend: str | None, donate: bool):
@@ -117,6 +118,7 @@ def test_inductor_loses_the_alpha_of_a_matrix_product_and_ours_does_not():
     assert not torch.allclose(wrong, want), "torch is mended: optim.columns.plus and inductor.keep_alpha can go"
 
 
+@pytest.mark.slow
 def test_steps_do_not_share_the_recompile_limit():
     net, batch = make_net(), plain()
     with torch._dynamo.config.patch(recompile_limit=1):
@@ -143,6 +145,7 @@ def test_what_else_is_in_a_state_stays(compile: bool):
 # -- donation
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("compile", [False, True])
 def test_donated_states_are_written_into(compile: bool):
     net, batch = make_net(), plain()
@@ -174,6 +177,7 @@ def saved(state: TensorDict) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=True)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_seeds_make_runs_equal_and_resumed_runs_go_on(backend: str | None, donate: bool):
@@ -214,6 +218,7 @@ def test_without_a_seed_the_process_decides():
 # -- buffers, metrics
 
 
+@pytest.mark.slow
 def test_buffers_are_those_of_a_module_in_training():
     net = nn.Sequential(nn.Linear(8, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 3))
     batches = [plain() for _ in range(3)]
@@ -289,6 +294,7 @@ def test_micro_batches_of_a_tuple_of_tensors():
     assert_close(two(two.init(net), pair)[1]["loss"], one(one.init(net), pair)[1]["loss"])
 
 
+@pytest.mark.slow
 def test_ragged_micro_batches_are_one_graph():
     net, batches = make_net(), [rows(*n) for n in [*LENGTHS, (2, 3, 4, 5, 6)]]
     step = train_step(loss_of(net), sgd(0.1), accumulate=2, backend="eager")
@@ -316,6 +322,7 @@ def deep(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param(tdc.compile.backend, marks=pytest.mark.slow)])
 def test_accumulation_autocast_and_checkpointing_in_one_compiled_step(backend: Any):
     params = TensorDict({f"{i}": torch.randn(16, 16) / 4 for i in range(4)})
@@ -341,6 +348,7 @@ def test_accumulation_autocast_and_checkpointing_in_one_compiled_step(backend: A
 # -- ensembles
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_members_train_as_they_would_alone(backend: str | None):
     nets = [make_net() for _ in range(3)]

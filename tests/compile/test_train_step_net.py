@@ -56,6 +56,7 @@ def flat(td: Any) -> dict[str, Tensor]:
 # -- the net
 
 
+@pytest.mark.cases(1)
 @BACKENDS
 @pytest.mark.parametrize("donate", [False, True])
 def test_numbers_and_buffers_of_torchs_own_loop(backend: str | None, donate: bool):
@@ -74,6 +75,7 @@ def test_numbers_and_buffers_of_torchs_own_loop(backend: str | None, donate: boo
         assert (step.counts.graphs, step.counts.breaks, step.counts.compiles) == (1, 0, 1)
 
 
+@pytest.mark.cases(1)
 @BACKENDS
 def test_a_loss_calls_the_net_as_it_likes(backend: str | None):
     """Twice, parts of it, and reads its parameters."""
@@ -134,6 +136,7 @@ def test_other_parameters_to_begin_with():
     }
 
 
+@pytest.mark.cases(1)
 @BACKENDS
 def test_members_have_their_own_buffers(backend: str | None):
     nets, batch = [make_net() for _ in range(3)], make_batch()
@@ -153,6 +156,7 @@ def test_members_have_their_own_buffers(backend: str | None):
 # -- metrics
 
 
+@pytest.mark.cases(1)
 @BACKENDS
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_metrics(backend: str | None, accumulate: int):
@@ -190,6 +194,7 @@ def test_tokens_of_a_ragged_batch(backend: str | None):
         assert step.counts.compiles == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("backend", "accumulate"), [(None, 1), (None, 4), ("eager", 1), ("eager", 2), ("eager", 4)])
 def test_tokens_of_a_dense_batch_without_a_count(backend: str | None, accumulate: int):
     """In a loop of the graph rows went for tokens."""
@@ -225,6 +230,7 @@ class Holding:
         return params.apply(lambda p, g: p - rate * g, grads), after
 
 
+@pytest.mark.cases(1)
 @BACKENDS
 def test_rates_that_the_state_of_the_optimiser_holds(backend: str | None):
     step = make_step(nn.Linear(8, 3), loss, Holding("hyper"), backend, metrics=("lr",), donate=True)
@@ -239,6 +245,7 @@ def test_rates_that_the_state_of_the_optimiser_holds(backend: str | None):
 # -- steps left out
 
 
+@pytest.mark.cases(1)
 @BACKENDS
 @pytest.mark.parametrize("donate", [False, True])
 def test_steps_without_finite_gradients_are_left_out(backend: str | None, donate: bool):
@@ -261,6 +268,7 @@ def test_steps_without_finite_gradients_are_left_out(backend: str | None, donate
     assert plain(plain.init(), bad)[0]["params", "0", "weight"].isnan().any()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_scales_of_float16_are_those_of_gradscaler(backend: str | None, monkeypatch: pytest.MonkeyPatch):
     """With a scale that overflows at first, and then grows every third step."""

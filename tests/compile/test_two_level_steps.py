@@ -42,6 +42,7 @@ def texts(lengths: list[list[int]]) -> TwoLevelTensor:
     return batch(documents(lengths, dtype=torch.float32))
 
 
+@pytest.mark.slow
 def test_equals_each_document_alone(net: Documents):
     run = counted(net, backend="aot_eager")
     for lengths in (LENGTHS, *OTHERS):
@@ -54,6 +55,7 @@ def test_equals_each_document_alone(net: Documents):
     assert (run.counts.graphs, run.counts.compiles) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_trains_in_one_graph(net: Documents, accumulate: int):
     def loss(model: Any, td: tdc.TensorDict) -> Tensor:

@@ -273,6 +273,7 @@ class TestScanAndCond:
         args = inputs((4,))
         assert right(gradients(fn, tdc.cond, *args, backend=backend), gradients(fn, tdc.cond, *args))
 
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize(
         ("cond", "backend"),
         [(tdc.cond, "inductor"), (tdc.cond, tdc.compile.backend), (torch.cond, tdc.compile.backend)],
@@ -299,6 +300,7 @@ class TestScanAndCond:
             x = torch.arange(3.0 * rows).view(3, rows).t()
             torch.testing.assert_close(run(x, torch.tensor(take)), fn(torch.cond, x, torch.tensor(take)))
 
+    @pytest.mark.slow
     def test_torch_gives_branches_operands_in_another_order(self):
         def fn(x: Tensor, take: Tensor) -> Tensor:
             own = (x * 0.5).clone(memory_format=torch.contiguous_format)

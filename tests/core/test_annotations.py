@@ -91,6 +91,7 @@ def test_names_of_what_is_not_there_yet(load: Load, begin: str):
         module.Tree(None, "root", batch_size=[3])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("begin", [TEXTS, pytest.param("", marks=LATE)], ids=["texts", "late"])
 def test_a_mark_of_what_is_not_there_yet(load: Load, begin: str):
     text = "class A(tdc.TensorClass):\n    x: Tensor\n    y: dataclasses.InitVar[Later] = 1\n"

@@ -184,6 +184,7 @@ IN_FLOAT32: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_autocast_in_float32(name: str, compiled: bool):

@@ -129,6 +129,7 @@ def test_a_name_that_is_gone_costs_a_feature(hide: Any):
     assert [*OFF] == [KERNELS]
 
 
+@pytest.mark.slow
 def test_a_form_that_changed_costs_a_feature(monkeypatch: pytest.MonkeyPatch):
     """What fails while a graph is compiled, and is not in the way when it is off."""
 

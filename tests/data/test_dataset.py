@@ -54,6 +54,7 @@ def test_under_a_dataloader(path: Path, stored: bool, workers: int):
         assert sampler.epoch == 1
 
 
+@pytest.mark.slow
 def test_one_worker_is_spawned(path: Path):
     settings: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": collate}
     assert ids(DataLoader(Dataset(path), batch_size=20, **settings)) == [list(range(20)), list(range(20, 40))]

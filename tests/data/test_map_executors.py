@@ -56,6 +56,7 @@ def room(path: Path, n: int = 10, **keys: Any) -> TensorDict:
 HOW: list[dict[str, int]] = [{}, {"chunksize": 3}, {"chunksize": 99}, {"num_chunks": 4}, {"num_chunks": 99}]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_results_are_joined_in_order(pool: Executor, td: TensorDict, how: dict[str, int]):
     out = tdc.map(fns.slow_first, td, executor=pool, **how)
@@ -291,6 +292,7 @@ def test_progress(threads: Executor, capsys: pytest.CaptureFixture[str], monkeyp
     assert capsys.readouterr().err == "\r1/4\r2/4\r3/4\r4/4\n"
 
 
+@pytest.mark.slow
 def test_num_workers():
     td = data()
     assert torch.equal(td.map(fns.doubled, num_workers=1)["y"], td["x"] * 2)

@@ -207,6 +207,7 @@ def test_collate_in_a_data_loader():
 # -- compiled
 
 
+@pytest.mark.slow
 def test_joins_compile():
     def fn(tds: list[TensorDict]) -> Any:
         return (

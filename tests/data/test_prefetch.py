@@ -100,6 +100,7 @@ def test_an_error_in_the_thread_is_raised_in_the_loop():
         next(ahead)
 
 
+@pytest.mark.slow
 def test_an_iterator_that_is_dropped_ends_it():
     it = iter(batches())
     next(it)
@@ -109,6 +110,7 @@ def test_an_iterator_that_is_dropped_ends_it():
     assert threads() == []
 
 
+@pytest.mark.slow
 def test_garbage_in_a_cycle_ends_it():
     cycle: list[Any] = [iter(batches())]
     next(cycle[0])
@@ -144,6 +146,7 @@ EXITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [pytest.param(n, marks=[pytest.mark.slow] * (n != "the end")) for n in EXITS])
 def test_the_interpreter_exits(how: str):
     code = (

@@ -148,6 +148,7 @@ def test_with_matplotlib_no_hint(report):
     assert "pip install" not in report.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_loss_is_printed_like_a_win(tmp_path):
     slow = tuple(
         Pair(replace(pair.ragged, seconds=pair.padded.seconds * 1.25), pair.padded) for pair in facts().comparison
@@ -158,6 +159,7 @@ def test_a_loss_is_printed_like_a_win(tmp_path):
     assert "Padded is 1.25 times as fast." in text
 
 
+@pytest.mark.slow
 def test_one_step_is_enough_for_every_picture(tmp_path):
     one = replace(facts(), steps=facts().steps[:1], comparison=facts().comparison[:1], lengths=(7,))
     path = write_report(tmp_path, one)

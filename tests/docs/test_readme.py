@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from versions import of_the_pinned_torch
 
 import tdc
 from tdc.core import errors
@@ -146,16 +147,19 @@ def test_every_error_has_its_anchor():
     assert not missing
 
 
+@of_the_pinned_torch
 def test_support_table_is_up_to_date():
     want = runpy.run_path(str(ROOT / "docs" / "tools" / "make_support.py"))["render"]()
     assert SUPPORT.read_text(encoding="utf-8") == want, "run python docs/tools/make_support.py"
 
 
+@of_the_pinned_torch
 def test_page_of_syncs_is_up_to_date():
     want = runpy.run_path(str(ROOT / "docs" / "tools" / "make_syncs.py"))["render"]()
     assert (ROOT / "docs" / "syncs.md").read_text(encoding="utf-8") == want, "run python docs/tools/make_syncs.py"
 
 
+@pytest.mark.slow
 def test_architecture_page_is_up_to_date():
     tool = ROOT / "docs" / "tools" / "make_architecture.py"
     want = runpy.run_path(str(tool))["render"]()

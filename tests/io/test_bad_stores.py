@@ -258,6 +258,7 @@ def test_files(store: Path, name: str, mode: Any):
     assert expected in loading(store, mode=mode)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_files_of_other_sizes(store: Path, mode: Any):
     """Every file cut at up to 100 places, and longer by one byte."""

@@ -295,6 +295,7 @@ def test_fuzz():
     assert sum(counts.values()) == 300
 
 
+@pytest.mark.slow
 def test_fuzz_finds_faults(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(manifest, "check_head", lambda op, top: None)
     assert any(soak.is_bad(name) for name in soak.fuzz(300, 1))

@@ -1,11 +1,11 @@
 """Every row of the rule table, in every mode, against the loop over examples.
 
-The default run has all samples of all rows in eager and grad. One or two rows of each family stand for it in the other
-modes, and where a graph is made, which takes a second each, the first sample of such a row for one kind of container,
+The fast run has all samples of all rows with their gradients, or eagerly where they have none. One or two rows of each
+family stand for it in the other modes; where a graph is made, the first sample of such a row for one kind of container,
 in turn. The slow run has the other samples of these, the first sample of the other kinds, and that of all other rows;
 what samples those have more where a graph is made is marked sweep. So are two of the three kinds of an operation in
-`SHARED`: a function for each kind serves the whole family, and the kinds take turns. Where a graph is made, rows of a
-family that stand for none share one: a graph takes a second, and a row in it a fraction.
+`SHARED`: a function for each kind serves the whole family, and the kinds take turns. First samples share a graph, some
+rows at a time: a graph takes a second, and a row in it a fraction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from catalogue import is_representative, samples, title
-from harness import Sample, case_of, check, check_gap, check_together
+from harness import Row, Sample, case_of, check, check_gap, check_together
 
 import tdc
 from tdc.compile import counted
@@ -36,12 +36,13 @@ for rule in LIVE:
     TURNS.setdefault(title(rule), []).append(rule.kind)
 TURNS = {name: kinds[n % len(kinds) :] + kinds[: n % len(kinds)] for n, (name, kinds) in enumerate(TURNS.items())}
 SOME = 12  # rows of one graph
+FAMILIES = "families"  # rows that stand for one
 HEAVY = ("interpolate",)  # makes the largest graphs: `tests/ops/test_resample.py` has one of all sizes
 
 
-def cell(rule: Rule, mode: str, which: slice = slice(None), more: str = "", *, marks: Any = ()) -> Any:
-    """A case of the matrix; `which` of the samples that a row has for the mode, all where that is a gap."""
-    return pytest.param(rule, mode, which, id=f"{title(rule)}-{rule.kind}-{mode}{more}", marks=marks)
+def cell(rule: Rule, mode: str, some: list[Sample], more: str = "", *, marks: Any = ()) -> Any:
+    """A case of the matrix: samples of a row in one mode."""
+    return pytest.param(rule, mode, some, id=f"{title(rule)}-{rule.kind}-{mode}{more}", marks=marks)
 
 
 def is_its_turn(rule: Rule, mode: str) -> bool:
@@ -53,7 +54,9 @@ def is_its_turn(rule: Rule, mode: str) -> bool:
 def marks_of(rule: Rule, mode: str) -> tuple[Any, Any]:
     """When the first sample of a row is run in a mode, and when the rest."""
     slow, sweep = pytest.mark.slow, pytest.mark.sweep
-    if mode in ("eager", "grad"):
+    if mode == "grad":
+        return (), ()
+    if mode == "eager":  # the mode of gradients has its samples without gradients, too
         return (), slow
     if not is_representative(rule):
         return sweep if mode in GRAPHS and rule.family in SHARED and not is_its_turn(rule, mode) else slow, sweep
@@ -61,54 +64,61 @@ def marks_of(rule: Rule, mode: str) -> tuple[Any, Any]:
     return (slow, sweep) if late else ((), slow)
 
 
+def parts(rule: Rule, mode: str) -> tuple[list[Sample], list[Sample]]:
+    """Samples of a row for a mode: those that run first, and the rest."""
+    some = chosen(rule, mode)
+    if mode == "eager":
+        alone = [sample for sample in some if not ("grad" in rule.modes and "grad" in sample.modes)]
+        return alone, [sample for sample in some if sample not in alone]
+    return (some[:1], some[1:]) if mode in GRAPHS else (some, [])
+
+
 def matrix() -> Iterator[Any]:
     """Row × container × mode."""
     for rule in LIVE:
         for mode in MODES:
-            first, rest = marks_of(rule, mode)
-            if shares_graph(rule, mode):
-                if len(chosen(rule, mode)) > 1:
-                    yield cell(rule, mode, slice(1, None), "-more", marks=rest)
-            elif mode not in GRAPHS or mode not in rule.modes or len(chosen(rule, mode)) < 2:
-                yield cell(rule, mode, marks=first)
-            else:
-                yield cell(rule, mode, slice(1), marks=first)
-                yield cell(rule, mode, slice(1, None), "-more", marks=rest)
+            marks, (first, rest) = marks_of(rule, mode), parts(rule, mode)
+            if mode not in rule.modes:
+                yield cell(rule, mode, chosen(rule, mode), marks=marks[0])
+                continue
+            if first and not shares_graph(rule, mode):
+                yield cell(rule, mode, first, marks=marks[0])
+            if rest:
+                yield cell(rule, mode, rest, "-more", marks=marks[1])
 
 
-def chosen(rule: Rule, mode: str, which: slice = slice(None)) -> list[Sample]:
+def chosen(rule: Rule, mode: str) -> list[Sample]:
     """The samples of a row for a mode."""
-    return [sample for sample in samples(rule) if mode in sample.modes][which]
+    return [sample for sample in samples(rule) if mode in sample.modes]
 
 
 def shares_graph(rule: Rule, mode: str) -> bool:
     """True if the first sample of a row is one of several in one graph."""
-    if mode not in GRAPHS or mode not in rule.modes or marks_of(rule, mode)[0] != pytest.mark.slow:
-        return False
-    return bool(chosen(rule, mode))
+    return mode in GRAPHS and mode in rule.modes and marks_of(rule, mode)[0] != pytest.mark.sweep
 
 
 def shared_graphs() -> Iterator[Any]:
-    """Rows of one family and kind, some at a time, in the modes that make graphs."""
-    groups: dict[tuple[str, str, str], list[Rule]] = {}
+    """Rows of one kind in one mode, some at a time: those that stand for their families, and then each family."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
     for rule in LIVE:
         for mode in GRAPHS:
-            if shares_graph(rule, mode):
-                groups.setdefault((rule.family, rule.kind, mode), []).append(rule)
-    for (family, kind, mode), rules in groups.items():
-        for n, at in enumerate(range(0, len(rules), SOME)):
-            yield pytest.param(rules[at : at + SOME], mode, id=f"{family}-{kind}-{mode}-{n}")
+            if shares_graph(rule, mode) and chosen(rule, mode):
+                family = rule.family if marks_of(rule, mode)[0] else FAMILIES
+                groups.setdefault((family, rule.kind, mode), []).append((rule, chosen(rule, mode)[0]))
+    for (family, kind, mode), rows in groups.items():
+        marks, some = ((), SOME // 2) if family == FAMILIES else (pytest.mark.slow, SOME)
+        for n, at in enumerate(range(0, len(rows), some)):
+            yield pytest.param(rows[at : at + some], mode, id=f"{family}-{kind}-{mode}-{n}", marks=marks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("rules", "mode"), list(shared_graphs()))
-def test_rows_in_one_graph(rules: list[Rule], mode: str):
-    check_together([(rule, chosen(rule, mode)[0]) for rule in rules], mode)
+@pytest.mark.parametrize(("rows", "mode"), list(shared_graphs()))
+def test_rows_in_one_graph(rows: list[Row], mode: str):
+    check_together(rows, mode)
 
 
-@pytest.mark.parametrize(("rule", "mode", "which"), list(matrix()))
-def test_row(rule: Rule, mode: str, which: slice):
-    (check if mode in rule.modes else check_gap)(rule, chosen(rule, mode, which), mode)
+@pytest.mark.parametrize(("rule", "mode", "some"), list(matrix()))
+def test_row(rule: Rule, mode: str, some: list[Sample]):
+    (check if mode in rule.modes else check_gap)(rule, some, mode)
 
 
 def varying() -> list[Any]:

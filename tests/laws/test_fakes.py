@@ -22,7 +22,7 @@ ORDERS: dict[str, Callable[[Any], Any]] = {"as drawn": lambda x: x, "turned": tu
 FAMILIES = sorted({rule.family for rule in LIVE})
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["as drawn", pytest.param("turned", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fakes_are_as_kernels(family: str, order: str):
     """All samples of a family, with gradients, on tensors of an order in memory."""

@@ -50,6 +50,7 @@ def check(how: dict[str, Any], part: int) -> None:
     assert sum(c["pass"] for c in counts.values()) > 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in SPREAD])
 def test_a_spread_of_the_samples(name: str, part: int) -> None:

@@ -38,6 +38,7 @@ def check(name: str, limit: int) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.slow
 def test_a_spread_of_all_modules():
     """The first samples of each; among them one that passes, unless none can."""
     torch.set_num_threads(1)

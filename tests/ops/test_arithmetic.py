@@ -166,6 +166,7 @@ class TestADenseTensorExpandedAsABatch:
 
     x: Any = tdc.pack([torch.rand(2, 4), torch.rand(0, 4), torch.rand(3, 4)])
 
+    @pytest.mark.cases(2)
     @pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 4), (4,), (1, 1, 1), ()], ids=str)
     def test_values_and_structure(self, shape: tuple[int, ...]):
         y = torch.rand(shape)

@@ -111,6 +111,7 @@ def flexible(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.cases(4)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # read by Dynamo inside torch
 @pytest.mark.parametrize("groups", [4, 2], ids=["heads", "groups"])
@@ -121,6 +122,7 @@ def test_flex(flexible: None, name: str, groups: int):
     assert_same(run, operands(QUERIES, keys, groups), options, more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n == "cross causal" else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_flex_in_one_graph(flexible: None, name: str):
     keys, options = CASES[name]
@@ -131,6 +133,7 @@ def test_flex_in_one_graph(flexible: None, name: str):
     assert call.counts.compiles == 1
 
 
+@pytest.mark.cases(3)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
@@ -148,6 +151,7 @@ def test_flex_with_a_mask(flexible: None, monkeypatch: pytest.MonkeyPatch, name:
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_flex_makes_no_graph_for_the_sizes_of_a_mask(flexible: None):
     call = counted(lambda q, k, v, mask: run(q, k, v, mask=mask), backend="eager", fullgraph=True)
     for n in (160, 170, 180):
@@ -161,6 +165,7 @@ def test_flex_refuses_a_mask_that_is_too_small(flexible: None):
         run(*operands(QUERIES, KEYS), mask=torch.zeros(139, 150))
 
 
+@pytest.mark.slow
 def test_backward_of_flex_reads_what_its_functions_capture(flexible: None):
     """Rows and places of positions come to the backward's kernel as tensors: it is not lowered with what makes them."""
     graphs: list[torch.fx.GraphModule] = []

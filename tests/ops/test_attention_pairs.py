@@ -121,6 +121,7 @@ def assert_same(fn: Callable[..., Tensor], parts: list[NestedTensor], more: list
         torch.testing.assert_close(a, b, atol=3e-4, rtol=3e-4)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("name", MODS)
 def test_functions_of_scores(name: str, causal: bool):
@@ -293,6 +294,7 @@ def test_in_a_direction():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param(None, marks=pytest.mark.slow)], ids=["traced", "inductor"]
 )

@@ -56,6 +56,7 @@ MASKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("p", [0.0, 0.4])
 @pytest.mark.parametrize("name", MASKS)
 def test_gradients_of_cross_attention(name: str, p: float):
@@ -124,6 +125,7 @@ def test_what_is_dropped():
         torch.testing.assert_close(b[b != 0], 2 * a[b != 0])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("p", [0.1, 0.9])
 def test_the_mean_is_that_without_dropout(p: float):
     q, k, v = operands((2, 3), (2, 3))
@@ -218,6 +220,7 @@ def stacks() -> dict[str, Any]:
     }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", stacks())
 def test_default_modules_in_training_never_pad(name: str):
     """Eagerly and in one graph of all lengths, which draws as torch does from its seed."""

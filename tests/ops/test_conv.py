@@ -80,6 +80,7 @@ def test_a_network_and_its_gradients(kind: int):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_network_is_one_graph_for_all_sizes():
     net = nn.Sequential(nn.Conv1d(4, 3, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(3, 2, 2, stride=2))
     step = tdc.compile.counted(net, backend="aot_eager")

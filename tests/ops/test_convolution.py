@@ -195,6 +195,7 @@ def given_for(which: int, members: int | None = None) -> list[Tensor]:
     return [torch.randn(*first, *shape, dtype=DOUBLE, requires_grad=True) for shape in shapes]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["x", "weight", "result"])
 def test_derivatives_of_each_operation(way: str, which: int):
     """Backwards, in a direction, twice, and forward over reverse."""
@@ -290,6 +291,7 @@ def sized(*sizes: tuple[int, int]) -> NestedTensor:
     return tdc.pack([torch.randn(4, *size) for size in sizes], ragged_dim=(2, 3))
 
 
+@pytest.mark.slow
 def test_one_graph_for_all_sizes():
     """With one node for each convolution, forwards and backwards, and no second compilation."""
     net = network().eval()
@@ -306,6 +308,7 @@ def test_one_graph_for_all_sizes():
     assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
+@pytest.mark.slow
 def test_nodes_of_a_graph():
     graphs: list[Any] = []
 
@@ -381,6 +384,7 @@ def twice(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("loss", [filtered, pooled])
 def test_second_derivative_in_a_graph(loss: Callable[..., Tensor]):
     x = packed(images(2))

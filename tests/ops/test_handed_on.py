@@ -48,6 +48,7 @@ def dense(x: Any) -> torch.Tensor:
     return x.values if isinstance(x, tdc.NestedTensor) else x
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "dim", "padded"), ROWS)
 def test_masked_functions_of_ragged_rows(name: str, dim: int, padded: bool):
     warnings.filterwarnings("ignore", ".*degrees of freedom")
@@ -67,6 +68,7 @@ def test_masked_functions_of_ragged_rows(name: str, dim: int, padded: bool):
             torch.testing.assert_close(a, b, equal_nan=True)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [lambda: x_nested(), lambda: x_nested().to_padded(), lambda: x_td()])
 def test_functions_that_are_not_listed(make: Callable[[], Any]):
     x = make()
@@ -93,6 +95,7 @@ def test_torch_lists_each_function_once():
         assert [known.count(op) for op in ops] == [1] * len(ops)
 
 
+@pytest.mark.slow
 def test_masked_functions_of_all_elements_and_with_options():
     x = x_nested()
     mask: Any = x.gt(0)

@@ -29,7 +29,7 @@ CASES = [
         for kind in ("nested", "masked", "tensordict")
         for backend in ("", "aot_eager")
     ],
-    (MODULES[2], "nested", "inductor"),
+    pytest.param(MODULES[2], "nested", "inductor", marks=pytest.mark.slow),
 ]
 
 

@@ -193,6 +193,7 @@ def trip() -> Iterator[Any]:
     assert process.exitcode == 0
 
 
+@pytest.mark.slow
 def test_there_and_back(trip: Any):
     td = mixed()
     check_equal(td, trip(td))
@@ -223,6 +224,7 @@ def add(*given: TensorDict) -> None:
         tdc.copy_(td.select("weight"), td.select("weight") + 1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_an_argument_of_a_process(method: str):
     td, other = mixed(), mixed()
@@ -235,6 +237,7 @@ def test_an_argument_of_a_process(method: str):
     assert torch.equal(shared["weight"], before + 1)
 
 
+@pytest.mark.slow
 @on_linux
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_descriptors_return_to_where_they_were(trip: Any, count: int):
@@ -247,6 +250,7 @@ def test_descriptors_return_to_where_they_were(trip: Any, count: int):
     assert descriptors() <= before + 1
 
 
+@pytest.mark.slow
 @on_linux
 def test_one_descriptor_is_sent():
     td = TensorDict({f"k{i}": torch.ones(3) for i in range(50)}, [3]).share_memory()

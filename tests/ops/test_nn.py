@@ -116,6 +116,7 @@ def test_module(name: str, kind: str):
     assert_same(MODULES[name](), kind, [rows()], plain)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["nested", slow("masked")])
 @pytest.mark.parametrize("name", ["mlp", "encoder_layer", slow("encoder_layer_norm_first"), slow("encoder_eval")])
 def test_module_compiled(name: str, kind: str):
@@ -251,6 +252,7 @@ def test_inductor(kind: str):
         assert_same(module, kind, [rows(lengths)], run, plain)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_several_results_makes_a_batch(kind: str):
     """Queries, keys and values of one projection, split by hand."""
@@ -271,6 +273,7 @@ def test_one_of_several_results_makes_a_batch(kind: str):
     assert counter.graphs == 1
 
 
+@pytest.mark.cases(1)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_result_of_a_graph_goes_into_another(kind: str):

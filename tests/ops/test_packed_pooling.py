@@ -236,6 +236,7 @@ def sized(*sizes: tuple[int, int]) -> NestedTensor:
     return tdc.pack([torch.randn(4, *size) for size in sizes], ragged_dim=(2, 3))
 
 
+@pytest.mark.slow
 def test_one_graph_for_all_sizes():
     net = network()
     step = counted(net, backend="aot_eager", fullgraph=True)
@@ -250,6 +251,7 @@ def test_one_graph_for_all_sizes():
     assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
+@pytest.mark.slow
 def test_nodes_of_a_graph():
     """One for each operation, and none that pads."""
     graphs: list[Any] = []
@@ -271,6 +273,7 @@ def unpooled(x: Any) -> Any:
     return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
 
 
+@pytest.mark.slow
 def test_indices_in_a_graph():
     step = counted(unpooled, backend="aot_eager", fullgraph=True)
     for sizes in (((4, 6), (2, 8)), ((6, 6), (2, 2), (8, 4))):

@@ -105,6 +105,7 @@ def test_recurrent_compiled_without_gradients():
     assert torch.allclose(got.values, want.values)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_lstm_without_gradients_by_stretches(kind: str, bias: bool, monkeypatch: pytest.MonkeyPatch):
@@ -222,6 +223,7 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", RECURRENT)
@@ -307,6 +309,7 @@ def test_recurrent_half(dtype: torch.dtype):
     assert all(torch.allclose(a, b, rtol=0.05, atol=0.02) for a, b in zip(found, want, strict=True))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("lengths", [(2, 3), (0, 0)])
 @pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "lstm_projected", "gru"])
 def test_recurrent_under_autocast(name: str, lengths: tuple[int, ...]):
@@ -336,6 +339,7 @@ def test_recurrent_layout_message():
     ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["tanh", "lstm", "gru"])
 def test_a_graph_trains_with_steps_that_keep_their_gates(name: str, monkeypatch: pytest.MonkeyPatch):
     def refuse(*args: Any) -> Any:

@@ -62,6 +62,7 @@ def close(found: Any, want: Any) -> None:
     torch.testing.assert_close(found, want, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("way", WAYS)
@@ -90,6 +91,7 @@ def padded(t: Tensor) -> Tensor:
     return t.new_zeros(t.numel() + 8)[: t.numel()].view(t.shape).copy_(t)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("copy", [Tensor.clone, padded])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_where_saved_tensors_are_copied(compiled: bool, copy: Any, monkeypatch: pytest.MonkeyPatch):
@@ -110,6 +112,7 @@ def test_gradients_where_saved_tensors_are_copied(compiled: bool, copy: Any, mon
     assert len(calls) == (8 if compiled else 4)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_graph_hands_on_what_a_rectangle_kept(backend: str, monkeypatch: pytest.MonkeyPatch):
     by("rectangle", monkeypatch)
@@ -122,6 +125,7 @@ def test_a_graph_hands_on_what_a_rectangle_kept(backend: str, monkeypatch: pytes
     assert len(calls) == 4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", [*WAYS, "stretches"])
 def test_where_gates_are_far_open(way: str, monkeypatch: pytest.MonkeyPatch):
     """Cells of hundreds: no padding moves them."""

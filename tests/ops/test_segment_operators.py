@@ -193,6 +193,7 @@ def test_under_transforms(name: str, way: None):
     torch.testing.assert_close(hessian, forward)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_one_graph_for_all_lengths(name: str, way: None):
     """Gradients, too; nothing is padded."""
@@ -217,6 +218,7 @@ def test_one_graph_for_all_lengths(name: str, way: None):
     assert call.counts.compiles == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["cumsum", "prod"])
 def test_second_derivatives_inside_a_graph(name: str):
     """Of autograd, which Dynamo traces; with zeros among the elements."""
@@ -237,6 +239,7 @@ def test_second_derivatives_inside_a_graph(name: str):
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("cumsum", "topk", "prod")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["max", *OTHERS])
 def test_transforms_in_graphs(name: str):
     """A second derivative, one in a direction and one of all members take the ways that have them there."""
@@ -258,6 +261,7 @@ def test_transforms_in_graphs(name: str):
         torch.testing.assert_close(got, fn(x.values))
 
 
+@pytest.mark.slow
 def test_exports_need_no_operator():
     x = tdc.pack(rows_of("topk"))
     program = export(lambda x: (x.cumsum(1), x.topk(2, 1).values, x.max(1).values, x.prod(1)), (x,))
@@ -288,6 +292,7 @@ def test_no_examples_and_no_features(count: int, way: None):
     assert none.argmax(1).shape == none.prod(1).shape == (2, 0)
 
 
+@pytest.mark.cases(2)
 def test_a_row_shorter_than_k(way: None):
     x = tdc.pack([torch.ones(3), torch.ones(1)])
     with pytest.raises(tdc.ShapeError, match=r"tdc\.topk: expected at least 2 elements in each row"):

@@ -154,6 +154,7 @@ def test_equals_the_loop(kind: str, name: str):
         check(kind, [name], lambda x: [fn(x)], without_empty(lengths) if name in NONEMPTY else lengths)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k == "sentences")) for k in TABLES])
 def test_equals_the_loop_in_one_graph(kind: str):
     torch.manual_seed(0)
@@ -164,6 +165,7 @@ def test_equals_the_loop_in_one_graph(kind: str):
     assert counter.graphs == 1
 
 
+@pytest.mark.slow
 def test_choices_of_tokens_in_one_graph():
     torch.manual_seed(0)
     graph, counter = compiled(lambda x: [VECTORS[name][0](x) for name in NONEMPTY])
@@ -225,6 +227,7 @@ def test_choices_of_documents_and_sentences():
     same(torch.cat([x, x[:2]]), docs + docs[:2])
 
 
+@pytest.mark.slow
 def test_indices_in_a_graph():
     def fn(x: Any, rows: Tensor, mask: Tensor) -> Any:
         return x[rows], x[mask], x[:, 1:], x[x.inner_lengths > 1], x[:, :, :1], x[..., 0]

@@ -106,6 +106,7 @@ def test_slices_are_no_wider_than_their_longest_row():
     assert x[:, :-9].data.shape[1] == 0
 
 
+@pytest.mark.slow
 def test_one_graph_for_differences_and_lags():
     """Which of two batches is wider is no guard."""
 

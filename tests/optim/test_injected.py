@@ -42,6 +42,7 @@ def like() -> TensorDict:
     return TensorDict({"w": torch.randn(2, 3, 4), "b": torch.randn(2, 3), "s": torch.randn(2)}, [2])
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_members(name: str):
     function, numbers, settings = NUMBERS[name]

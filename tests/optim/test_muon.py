@@ -25,6 +25,7 @@ def like(batch: tuple[int, ...] = ()) -> TensorDict:
     return TensorDict({k: torch.randn(*batch, *s) for k, s in SHAPES.items()}, batch)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_numbers_are_those_of_torch(settings: dict[str, Any], backend: str | None):
@@ -43,6 +44,7 @@ def test_numbers_are_those_of_torch(settings: dict[str, Any], backend: str | Non
     assert not isinstance(update, counted) or update.counts.compiles == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("how", ["vmap", "stacked", "compiled vmap"])
 def test_ensembles_are_their_members(how: str):
     params, grads, opt = like((3,)), like((3,)), muon(torch.tensor([0.1, 0.01, 0.0]) if how == "stacked" else 0.1)

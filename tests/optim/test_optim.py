@@ -179,6 +179,7 @@ def test_bfloat16_parameters_have_float32_state(name: str):
     assert differ <= 0.05 * STEPS * 16  # numbers that stood on the edge between two bfloat16s
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [n if n in ONE_EACH else pytest.param(n, marks=pytest.mark.slow) for n in PAIRS])
 def test_one_graph_for_all_steps(name: str):
     make, cls, settings = PAIRS[name]
@@ -287,6 +288,7 @@ def test_a_state_is_a_checkpoint():
     assert again[1]["1", "step"] == 4
 
 
+@pytest.mark.slow
 def test_a_module_with_buffers_trains_as_one_graph():
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
     optimizer = chain(clip_by_global_norm(1.0), adamw(cosine(0.05, 30, 3)))

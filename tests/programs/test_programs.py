@@ -11,6 +11,7 @@ from programs import run, steps
 import tdc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "compiled"), [(0, 50), pytest.param(1, 12, marks=pytest.mark.sweep)])
 def test_random_programs(start: int, compiled: int):
     """Most of the time is that of the programs which are compiled."""
@@ -77,6 +78,7 @@ def test_a_graph_scans_some_of_the_examples():
     torch.testing.assert_close(found.values, scan(x).values)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dim", [2, -1, (2, 3), 3])
 def test_a_graph_sums_exponents_of_what_it_does_not_know_the_size_of(dim: Any):
     """Found by programs: torch.logsumexp asks whether there is any element."""

@@ -80,6 +80,7 @@ def test_length_of_several_ragged_dims():
             x.to_padded(length=wrong)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("layout", SHAPES)
 def test_gradients_of_both_directions(layout: str):
     shapes, dims = SHAPES[layout]

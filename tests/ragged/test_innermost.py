@@ -100,6 +100,7 @@ def test_numbers_are_those_of_each_example(way: None, name: str):
     torch.testing.assert_close(ours(x.contiguous()), theirs(x))
 
 
+@pytest.mark.cases(1)
 @ALL
 def test_derivatives(way: None, name: str):
     ours, theirs = FUNCTIONS[name]
@@ -168,6 +169,7 @@ def test_no_position_is_added_by_itself(name: str):
     assert out.ndim > 2 or out.shape[1] < 2400 or out.stride() == leaf.stride()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_no_examples(name: str):
     x, want = sequences(3, 4)[:0], RUNS[name](sequences(3, 4))
@@ -176,6 +178,7 @@ def test_no_examples(name: str):
         assert run(x).ndim == want.ndim
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_one_graph_for_all_lengths(name: str):
     step = counted(RUNS[name], backend="aot_eager", fullgraph=True)

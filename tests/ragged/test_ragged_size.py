@@ -113,6 +113,7 @@ def test_a_graph_refuses_it(asked: str):
     assert ("that of a ragged dim" in str(caught.value)) != (asked in OF_TORCH), str(caught.value)[:500]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("taken", TAKEN)
 def test_what_takes_it(taken: str):
     call = TAKEN[taken]

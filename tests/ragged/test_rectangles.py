@@ -68,6 +68,7 @@ def test_partitions_have_the_least_positions(name: str):
         assert found.positions == min(options, default=0)
 
 
+@pytest.mark.slow
 def test_many_examples_stay_in_blocks():
     """Each rectangle holds its examples, and four of them hold few positions besides."""
     torch.manual_seed(0)
@@ -98,6 +99,7 @@ def test_both_ways(name: str):
         assert torch.equal(from_rectangles(parts, s, r, total), values)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["sequences", "images"])
 def test_derivatives(name: str):
     s = structure(CASES[name])

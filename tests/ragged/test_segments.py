@@ -282,6 +282,7 @@ def test_copies_start_anew(copied: Callable[[Any], Any]):
     assert len(pickle.dumps(x)) == size
 
 
+@pytest.mark.slow
 def test_nothing_outlives_the_structure():
     gc.collect()
     gc.disable()

@@ -66,6 +66,7 @@ def test_lengths_of_others_may_count_padding():
     assert padded.mask.sum((1, 2)).tolist() == [2, 4]
 
 
+@pytest.mark.slow
 def test_one_graph_with_gradients():
     def run(x: Any) -> Any:
         padded = x.to_padded(NAN)

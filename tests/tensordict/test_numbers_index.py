@@ -65,6 +65,7 @@ GRAPHS: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_one_graph_for_all_places(name: str):
     fn = GRAPHS[name]

@@ -447,6 +447,7 @@ def test_torch_save_and_safe_load(tmp_path: Any):
     check(torch.load(tmp_path / "td.pt", weights_only=True), each(tree(), lambda x: x), [3, 4])
 
 
+@pytest.mark.slow
 def test_no_cycles():
     gc.collect()
     gc.disable()
