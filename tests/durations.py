@@ -19,8 +19,8 @@ PAGE = ROOT / "tests" / "durations.md"
 LINE = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(\S+?\.py)(::\S.*)$")
 HEAD = """# What tests cost
 
-`python tests/durations.py` writes this page from a run of `make test` and one of `make test-slow`; CONTRIBUTING says what
-belongs into which. Seconds are those of one core.
+`python tests/durations.py` writes this page from a run of `make test` and one of `make test-slow`; CONTRIBUTING says
+what belongs into which. Seconds are those of one core.
 
 | file | fast tests | seconds | longest | slow tests | seconds | for |
 | --- | --- | --- | --- | --- | --- | --- |

@@ -25,16 +25,16 @@ class Progress:
         self.left, self.total = Counter(folder_of(name) for name in ids), len(ids)
 
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
-        """No letter for what passes and what is skipped."""
-        quiet = report.outcome in ("passed", "skipped") and (report.when == "call" or report.skipped)
-        return (report.outcome, "", report.outcome.upper()) if quiet and not is_expected(report) else None
+        """No letter for what is as it should be."""
+        outcome = outcome_of(report)
+        quiet = outcome != "failed" and (report.when == "call" or outcome != "passed")
+        return (outcome, "", outcome.upper()) if quiet else None
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         folder = folder_of(report.nodeid)
         self.seconds[folder] += report.duration
         if report.when == "call" or report.outcome != "passed":
-            outcome = "xfailed" if is_expected(report) else report.outcome
-            self.outcomes.setdefault(folder, Counter())[outcome] += 1
+            self.outcomes.setdefault(folder, Counter())[outcome_of(report)] += 1
         if report.when == "teardown":
             self.done += 1
             self.left[folder] -= 1
@@ -52,6 +52,5 @@ def folder_of(name: str) -> str:
     return "/".join(PurePosixPath(name.partition("::")[0]).parts[:2])
 
 
-def is_expected(report: Any) -> bool:
-    """Whether a test fails as it says."""
-    return hasattr(report, "wasxfail")
+def outcome_of(report: Any) -> str:
+    return "xfailed" if report.skipped and hasattr(report, "wasxfail") else report.outcome

@@ -45,7 +45,7 @@ def row(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
     return part, dtype
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 def test_each_candidate_runs_eagerly_and_waits_for_nothing(row: tuple[str, torch.dtype]):
     for workload in workloads(*row):
         shapes = {}
@@ -61,7 +61,7 @@ def test_each_candidate_runs_eagerly_and_waits_for_nothing(row: tuple[str, torch
             assert shapes["tdc"] == shapes["raw"]
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 def test_one_graph_serves_all_batches(row: tuple[str, torch.dtype]):
     graphs: list[torch.fx.GraphModule] = []
 

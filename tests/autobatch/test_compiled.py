@@ -154,7 +154,7 @@ def test_eager(name: str):
 SLOW = ("while and branches",)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in PROGRAMS])
 def test_one_graph_for_all_sizes(name: str):
     fn, draw = PROGRAMS[name]
@@ -167,13 +167,13 @@ def test_one_graph_for_all_sizes(name: str):
 @pytest.mark.parametrize(
     ("fn", "draw"), [pytest.param(nested, rows, id="nested"), pytest.param(leaves_early, ragged, id="for")]
 )
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 def test_loops_that_are_left_in_the_middle(fn: Any, draw: Callable[..., Any]):
     check(fn, draw, batched(fn), BATCHES[0])
     check(fn, draw, torch.compile(batched(fn), backend="aot_eager", fullgraph=True), BATCHES[0])
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_unrolled():
     fn = tdc.batch(max_iters=7, lower="unroll")(while_and_branches.fn)
     run = torch.compile(batched(fn), backend="aot_eager", fullgraph=True)
@@ -443,7 +443,7 @@ def test_three_walks_and_more_side_by_side(kind: str):
 WRITES_MAX = pytest.mark.xfail(raises=NameError, strict=True, reason="Inductor writes Max(1, n - 1) as it is (2.13)")
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("backend", [pytest.param("inductor", marks=WRITES_MAX), tdc.compile.backend])
 def test_a_loop_that_learns_over_rows_in_inductor(backend: Any):
     x, y = [tdc.pack([torch.randn(n, 3) for n in lengths]) for lengths in ((1, 4, 2, 5), (3, 2, 6, 1))]

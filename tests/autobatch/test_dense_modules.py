@@ -94,7 +94,7 @@ def check(name: str, run: Any, fn: Any, module: nn.Module, xs: list[Tensor]) -> 
         assert_close(gradients(found, leaves), gradients(want, leaves), msg=lambda text: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("most", [2, pytest.param(10**6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [2, pytest.param(10**6, marks=pytest.mark.sweep)])
 def test_modules(most: int) -> None:
     seen = set()
     for info in module_db:

@@ -174,7 +174,7 @@ QUICK = ("behind a break",)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.sweep] * (n not in QUICK)) for n in CASES])
 def test_batches_equal_examples(name: str):
     """Values, gradients, and one graph for all sizes."""
     fn, examples = CASES[name]
@@ -227,7 +227,7 @@ def test_a_list_that_grows_in_each_round_is_as_long_as_the_rows():
     torch.testing.assert_close(found, torch.stack([f(a, b) for a, b in zip(xs, y, strict=True)]))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_list_that_grows_once_in_each_round_along_dense_rows():
     """Found by a program: it was ragged, and refused beside a dense tensor."""
     examples = [(torch.randn(4, 3), torch.randn(3)) for _ in range(3)]

@@ -58,7 +58,7 @@ def test_eagerly(fn: Any, layout: str):
     assert_batched_equal(fn, examples(layout), backends=())
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_in_one_graph(fn: Any, layout: str):

@@ -89,7 +89,7 @@ def test_in_one_graph(case: str):
     in_one_graph(case)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("case", LARGE)
 def test_large_ones_in_one_graph(case: str):
     in_one_graph(case)

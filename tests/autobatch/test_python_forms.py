@@ -202,7 +202,7 @@ def test_eagerly(fn: Callable[..., Any]):
 QUICK = (args_that_share_memory, masked)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("fn", [pytest.param(f, marks=[pytest.mark.slow] * (f not in QUICK)) for f in CASES])
 def test_in_one_graph(fn: Callable[..., Any]):
     bounded = tdc.batch(max_iters=64)(fn)  # the list along range(n) has a bound; 64 rounds are not unrolled
@@ -274,7 +274,7 @@ def test_max_and_min_along_rows():
         f(tdc.pack([torch.randn(0), torch.randn(2)]))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_max_and_min_along_rows_in_one_graph():
     examples = [(torch.randn(n),) for n in (2, 4, 3)]
     assert_batched_equal(tdc.batch(furthest_row), examples, backends=("eager",), lowers=("auto",))

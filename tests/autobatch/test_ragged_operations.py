@@ -87,6 +87,7 @@ def test_a_wrong_row_is_seen(monkeypatch: pytest.MonkeyPatch):
     assert "differs" in [call[2] for call in outcomes(op, torch.float64, 3)]
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "most", [pytest.param(3, marks=pytest.mark.slow), pytest.param(10**6, marks=pytest.mark.sweep)], ids=["few", "all"]
 )
@@ -136,7 +137,7 @@ def changed(xs, h):
     return ys, zs, (xs if h.sum() > 0 else -xs), (xs if h.sum() > 0 else xs * 2), xs.masked_fill(xs < 0, h[0])
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fn", [operators, shapes, indices, changed], ids=lambda f: f.__name__)
 def test_what_python_writes(fn: Any, mode: str):

@@ -104,7 +104,7 @@ def agrees(fn: Any, run: Callable[..., Any], xs: Any, n: Tensor) -> None:
     torch.testing.assert_close(*[torch.autograd.grad(x.sum(), leaf)[0] for x in both])
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("options", RUNS)
 @pytest.mark.parametrize("fn", DENSE, ids=lambda f: f.__name__)
 def test_a_size_of_a_dense_dim(fn: Any, options: str):
@@ -132,7 +132,7 @@ def scanned(xs: Tensor, n: Tensor) -> Tensor:
     return t if xs.size(0) > 4 else -t
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize(
     "fn", [broken_off, returned, branched, asserted, in_a_while, scanned], ids=lambda f: f.__name__
 )

@@ -92,6 +92,7 @@ def run(command: list[str], text: str = "") -> str:
     return done.stdout
 
 
+@pytest.mark.sweep  # as the service in C++
 def test_python_service(service: tuple[Path, str]):
     printed = service[1]
     assert printed.startswith("Exported Classifier(tokens)")

@@ -131,7 +131,7 @@ def again(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(5, 8)
 @pytest.mark.parametrize("by", ["aot_eager", pytest.param(backend, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("whose", OURS)
 @pytest.mark.parametrize("name", DRAWS)
@@ -210,7 +210,7 @@ COMPILED = [  # by each backend; Inductor may not move what is computed again
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(("ragged", "by"), COMPILED)
 def test_less_memory_in_a_step(ragged: bool, by: Any) -> None:
     """One graph, the numbers of the net as it is, and a fraction of what it keeps (with torch 2.11 all of it)."""
@@ -227,7 +227,7 @@ def test_less_memory_in_a_step(ragged: bool, by: Any) -> None:
     assert (peaks[1] < 0.5 * peaks[0]) != OLD
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_and_dropout_are_computed_again(dropout: float) -> None:
     """Inductor draws from seeds, which are all that is kept of dropout; attention without it draws nothing."""
@@ -244,7 +244,7 @@ def test_attention_and_dropout_are_computed_again(dropout: float) -> None:
     assert (peaks[1] < 0.4 * peaks[0]) != OLD  # which keeps everything
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_layers_of_ragged_batches(dropout: float) -> None:
     """Derivatives of our own functions are parts of the one backward pass in which things are computed again."""

@@ -306,7 +306,7 @@ class TestCompiled:
         with pytest.raises(Exception, match="expected positive numbers"):
             run(torch.tensor(False), -torch.ones(3))
 
-    @pytest.mark.slow
+    @pytest.mark.cases(0, 1)
     @pytest.mark.parametrize("outer", ["while", "scan", "cond"])
     @pytest.mark.parametrize("inner", ["while", "scan", "cond"])
     def test_nests(self, outer: str, inner: str):

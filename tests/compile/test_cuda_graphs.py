@@ -73,7 +73,7 @@ def on_the_host(module: Any) -> list[str]:
     return [n.name for n in nodes if n.meta["val"].device.type == "cpu"]
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"accumulate": 2}, marks=pytest.mark.slow)], ids=["whole", "parts"]
 )

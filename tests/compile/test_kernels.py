@@ -174,7 +174,7 @@ def write_after_product(s: Tensor, x: Tensor) -> Tensor:
     return (found @ x).exp()
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize(
     "step",
     [

@@ -49,7 +49,7 @@ def mixed(x: Any) -> Any:
     return x.softmax(first) * 2, x.sum(x.ragged_dims), x.amax(features), x.unsqueeze(0).relu(), x.mean()
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("dynamic", [None, True])
 @PADDED
 def test_batches_of_other_layouts_in_turn(padded: bool, dynamic: bool | None):
@@ -71,7 +71,7 @@ MODULES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", MODULES)
 @PADDED
 def test_modules_where_all_sizes_vary(name: str, padded: bool):
@@ -106,7 +106,7 @@ NUMBERS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
 }
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("name", NUMBERS)
 @PADDED
 def test_numbers_that_vary(name: str, padded: bool):

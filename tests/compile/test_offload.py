@@ -54,7 +54,7 @@ def test_the_numbers_of_a_step(backend: str | None, device: str):
     assert_close(states[2], states[1], rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_forward_pass_does_not_wait_for_the_host(kept: bool, monkeypatch: pytest.MonkeyPatch):
     """Each block goes to the host in the forward pass and comes back in the backward pass; where nothing is computed
@@ -117,7 +117,7 @@ def test_a_stock_encoder_of_ragged_batches():
 # -- a budget of activations
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", ["inductor", tdc.compile.backend])
 def test_a_budget_keeps_less(name: Any):
     """For a backward pass outside of the graph; each budget has kernels of its own."""

@@ -25,7 +25,7 @@ def run(name: str, folder: Path, world: int = 2) -> list[str]:
     return run_processes(SCRIPT, lambda rank: [name, str(folder / "meeting"), str(rank), str(world)], world)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "name",
     [

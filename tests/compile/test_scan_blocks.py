@@ -76,7 +76,7 @@ def loss(net: nn.Module, batch: TensorDict) -> Tensor:
     return (out if isinstance(out, Tensor) else out.values).square().mean()
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("run", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_values_gradients_and_buffers_are_those_of_the_layers(case: str, run: str) -> None:
@@ -100,7 +100,7 @@ def test_values_gradients_and_buffers_are_those_of_the_layers(case: str, run: st
         assert_close(c, b)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 def test_a_training_step_has_one_layer_in_its_graph(backend: str) -> None:
     net, stacked, _ = made("statistics")

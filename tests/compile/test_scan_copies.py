@@ -43,7 +43,7 @@ def gradients(fn: Callable[..., Any], *args: Tensor) -> list[Tensor]:
     return [value.detach(), *torch.autograd.grad(value, args)]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("layers", [False, True], ids=["time", "layers"])
 def test_a_step_of_training_runs_its_loop_backwards_over_what_was_kept(reverse: bool, layers: bool) -> None:
@@ -101,7 +101,7 @@ def test_a_loop_over_flips_and_others_is_left_as_it_is() -> None:
     torch.testing.assert_close(compiled(fn)(x, y), fn(x, y))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("end", [5, 3])
 @pytest.mark.parametrize("form", ["row", "power", "counter", "rows"])
 def test_a_loop_that_is_no_scan_of_flips_is_left_as_it_is(form: str, end: int) -> None:
@@ -148,7 +148,7 @@ def test_what_a_step_gives_out_as_it_got_it_is_a_copy() -> None:
     assert torch.equal(given[1], w)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_loop_over_layers_keeps_no_second_set_of_their_weights() -> None:
     """The layers are much larger than what they pass on: what a step holds beyond the state are gradients."""
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ def pairs() -> list[object]:
     return [pytest.param(*pair, marks=[pytest.mark.slow] if off else []) for pair, off in slow.items()]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(3, 12)
 @pytest.mark.parametrize(("write", "index"), pairs())
 def test_writes_at_an_index(write: str, index: str):
     if index in ("int", "slice", "tail"):
@@ -106,7 +106,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 9)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str):
     fn, make = FUNCTIONS[name]

@@ -156,12 +156,13 @@ def the_same_exported(fn: Callable[[Any], Any], batches: list[Callable[[], Neste
             torch.testing.assert_close(numbers(exported(make())), numbers(fn(make())), equal_nan=True)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize(("step", "op"), pairs(fast=1, slow=2))
 def test_compiled(step: str, op: str):
     the_same_compiled(behind(step, op), [partial(batch, lengths) for lengths in (*BATCHES, FEW)])
 
 
+@pytest.mark.cases(0, 6)
 @pytest.mark.parametrize(("step", "op"), pairs(fast=0, slow=2))
 def test_exported(step: str, op: str):
     the_same_exported(behind(step, op), [partial(batch, lengths) for lengths in BATCHES])
@@ -197,14 +198,14 @@ def resnet() -> nn.Module:
     return nn.Sequential(*stem, Block(4, 6), Block(6, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_residual_network_of_images():
     net = resnet()
     the_same_compiled(net, IMAGES)
     the_same_exported(net.eval(), IMAGES)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("op", [
     lambda x: F.conv2d(x, PLANES), lambda x: F.avg_pool2d(x, 2), lambda x: F.unfold(x, 2),
     lambda x: x.max(3)[0], lambda x: x.softmax(2), lambda x: x.to_padded().data,
@@ -247,7 +248,7 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("name", BEHIND)
 def test_widths_that_are_data(name: str):
     fn = BEHIND[name]

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
+from versions import before
 
 import tdc
 from tdc import TensorDict, functional_call
@@ -95,7 +96,7 @@ def test_the_module_is_not_touched():
     assert_close(dict(net.named_parameters()), before, rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("optimizer", [sgd(0.1), sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.1), adamw(0.01)])
 @pytest.mark.parametrize("donate", [False, True])
 def test_inductor_gives_the_numbers_of_eager(optimizer: Optimizer, donate: bool):
@@ -108,6 +109,7 @@ def test_inductor_gives_the_numbers_of_eager(optimizer: Optimizer, donate: bool)
 
 @pytest.mark.slow
 def test_inductor_loses_the_alpha_of_a_matrix_product_and_ours_does_not():
+    """Mended in torch 2.15: `optim.columns.plus` and `inductor.keep_alpha` may go when 2.14 leaves the range."""
     def f(p: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.add(p, a @ b, alpha=-0.01)
 
@@ -115,7 +117,7 @@ def test_inductor_loses_the_alpha_of_a_matrix_product_and_ours_does_not():
     want = f(*args)
     assert_close(torch.compile(f, backend=tdc.compile.backend)(*args), want)
     wrong = torch.compile(f, backend="inductor")(*args)
-    assert not torch.allclose(wrong, want), "torch is mended: optim.columns.plus and inductor.keep_alpha can go"
+    assert torch.allclose(wrong, want) is not before(2, 15)
 
 
 @pytest.mark.slow
@@ -177,7 +179,7 @@ def saved(state: TensorDict) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_seeds_make_runs_equal_and_resumed_runs_go_on(backend: str | None, donate: bool):
@@ -322,7 +324,7 @@ def deep(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param(tdc.compile.backend, marks=pytest.mark.slow)])
 def test_accumulation_autocast_and_checkpointing_in_one_compiled_step(backend: Any):
     params = TensorDict({f"{i}": torch.randn(16, 16) / 4 for i in range(4)})

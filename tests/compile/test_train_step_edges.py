@@ -41,7 +41,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 5)
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", VIEWS)
 def test_donation_keeps_what_the_optimiser_and_metrics_hold(name: str, backend: str | None):
@@ -103,7 +103,7 @@ def ragged() -> TensorDict:
     return TensorDict({"x": x, "label": x.with_values(torch.arange(sum(LENGTHS)) % 3)}, [len(LENGTHS)])
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("count", ["tensor", "int"])
 @pytest.mark.parametrize(
     ("parts", "backend"),

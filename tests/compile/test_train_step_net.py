@@ -245,7 +245,7 @@ def test_rates_that_the_state_of_the_optimiser_holds(backend: str | None):
 # -- steps left out
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 2)
 @BACKENDS
 @pytest.mark.parametrize("donate", [False, True])
 def test_steps_without_finite_gradients_are_left_out(backend: str | None, donate: bool):

@@ -152,7 +152,7 @@ class TestWhileLoop:
         with pytest.raises(Exception, match="outs_to_grad"):
             gradients(turned, RAW.while_loop, *inputs((3,)), backend="aot_eager")
 
-    @pytest.mark.slow
+    @pytest.mark.cases(0, 1)
     @pytest.mark.parametrize("backend", ["inductor", tdc.compile.backend])
     def test_memory_of_the_caller(self, backend: Any):
         args = inputs((7, 5), (7, 5), (5, 5))
@@ -173,7 +173,7 @@ class TestWhileLoop:
             got = gradients(reused, RAW.while_loop, *args, backend="inductor")
         assert right(got, gradients(reused, unrolled, *args))
 
-    @pytest.mark.slow
+    @pytest.mark.cases(0, 2)
     @pytest.mark.parametrize("backend", ["inductor", tdc.compile.backend])
     @pytest.mark.parametrize("fn", [unchanged, written_over])
     def test_memory_of_what_a_body_returns_as_it_came_in(self, fn: Fn, backend: Any):
@@ -273,7 +273,7 @@ class TestScanAndCond:
         args = inputs((4,))
         assert right(gradients(fn, tdc.cond, *args, backend=backend), gradients(fn, tdc.cond, *args))
 
-    @pytest.mark.cases(1)
+    @pytest.mark.cases(1, 1)
     @pytest.mark.parametrize(
         ("cond", "backend"),
         [(tdc.cond, "inductor"), (tdc.cond, tdc.compile.backend), (torch.cond, tdc.compile.backend)],
@@ -386,7 +386,7 @@ def by_scan(body: Fn, carry: Sequence[Tensor], length: int) -> Sequence[Tensor]:
     return tdc.scan(lambda c, x: (body(c), c[0]), list(carry), steps)[0] if length else carry
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("loop", [by_while, by_scan])
 @pytest.mark.parametrize(("backend", "seeds"), [("aot_eager", range(12)), ("inductor", range(2))])
 def test_random_programs(loop: Fn, backend: str, seeds: range):

@@ -210,7 +210,7 @@ def test_branches_without_their_order(hide: Any):
     assert ORDER in OFF
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", FEW)
 def test_programs_without_a_name(name: str):
     """In a process that imports the library without it."""

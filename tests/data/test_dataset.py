@@ -38,6 +38,7 @@ def ids(batches: Any) -> list[list[int]]:
 WORKERS = [0, pytest.param(2, marks=pytest.mark.slow)]
 
 
+@pytest.mark.cases(2, 1)
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("stored", [False, True])
 def test_under_a_dataloader(path: Path, stored: bool, workers: int):

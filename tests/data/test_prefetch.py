@@ -146,7 +146,7 @@ EXITS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("how", [pytest.param(n, marks=[pytest.mark.slow] * (n != "the end")) for n in EXITS])
 def test_the_interpreter_exits(how: str):
     code = (

@@ -21,19 +21,19 @@ def ran(name: str, *arguments: str) -> str:
     return run.stdout
 
 
+LONG = ["graphs", "batch/adaptive_computation", "batch/ctc", "batch/decoding", "batch/environment", "batch/tree_lstm"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        "train", "ensemble", "actor_critic", "batch/adaptive_computation", "batch/ctc", "batch/decoding",
-        "batch/environment", "batch/newton", "batch/tree_lstm", "graphs",
-    ],
-)  # fmt: skip
+    ["train", "ensemble", "actor_critic", "batch/newton", *[pytest.param(n, marks=pytest.mark.sweep) for n in LONG]],
+)
 def test_example(name: str):
     assert "graphs 1, breaks 0, compiles 1" in ran(name)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("engine", ["processes", "dask"])
 def test_preprocessing(engine: str):
     if engine == "dask":

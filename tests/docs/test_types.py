@@ -48,11 +48,13 @@ def mypy(path: Path, cache: Path) -> Found:
     return found
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_pyright(path: Path):
     assert pyright(path) == expected(path, 1)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_mypy(path: Path, tmp_path: Path):

@@ -255,7 +255,7 @@ def test_file_systems_without_links(path: Path, monkeypatch: pytest.MonkeyPatch)
     assert os.listdir(path.parent) == [path.name]
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("there", [True, False])
 def test_a_file_too_large(path: Path, there: bool):
     if there:

@@ -66,7 +66,7 @@ def test_what_fails_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, 
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 def test_a_file_too_large(path: Path):
     """The limit of the process stands in for a full disk: the system itself refuses."""
     code = f"""
@@ -304,7 +304,7 @@ def test_fuzz_finds_faults(monkeypatch: pytest.MonkeyPatch):
     assert any("BAD" in name for name in soak.fuzz(300, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_soak():
     command = [sys.executable, soak.__file__, "--fuzz", "2000", "--kills", "20", "--seconds", "2"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)

@@ -2,10 +2,9 @@
 
 The fast run has all samples of all rows with their gradients, or eagerly where they have none. One or two rows of each
 family stand for it in the other modes; where a graph is made, the first sample of such a row for one kind of container,
-in turn. The slow run has the other samples of these, the first sample of the other kinds, and that of all other rows;
-what samples those have more where a graph is made is marked sweep. So are two of the three kinds of an operation in
-`SHARED`: a function for each kind serves the whole family, and the kinds take turns. First samples share a graph, some
-rows at a time: a graph takes a second, and a row in it a fraction.
+in turn. The slow run has the other samples of these, the first sample of the other kinds, and that of all other rows,
+where a graph is made for one kind of container, too. The sweep has the rest. First samples share a graph, some rows at
+a time: a graph takes a second, and a row in it a fraction.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from tdc.testing.conformance import CHECKS, LENGTHS
 LIVE = [rule for rule in RULES if not rule.reason]
 REFUSED = [rule for rule in RULES if rule.reason]
 GRAPHS = ("compile", "export")  # the modes that make graphs
-SHARED = ("pointwise", "linalg", "pool", "loss")  # families whose rows are one function with another operation in it
 TURNS: dict[str, list[str]] = {}  # the kinds of each operation, in another order for each
 for rule in LIVE:
     TURNS.setdefault(title(rule), []).append(rule.kind)
@@ -59,7 +57,7 @@ def marks_of(rule: Rule, mode: str) -> tuple[Any, Any]:
     if mode == "eager":  # the mode of gradients has its samples without gradients, too
         return (), slow
     if not is_representative(rule):
-        return sweep if mode in GRAPHS and rule.family in SHARED and not is_its_turn(rule, mode) else slow, sweep
+        return sweep if mode in GRAPHS and not is_its_turn(rule, mode) else slow, sweep
     late = mode in GRAPHS and (rule.name in HEAVY or not is_its_turn(rule, mode))
     return (slow, sweep) if late else ((), slow)
 
@@ -98,17 +96,21 @@ def shares_graph(rule: Rule, mode: str) -> bool:
 
 
 def shared_graphs() -> Iterator[Any]:
-    """Rows of one kind in one mode, some at a time: those that stand for their families, and then each family."""
+    """Rows in one mode, some at a time: those that stand for their families, and then each family.
+
+    A TensorDict compiles twice, and so would a batch beside it.
+    """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for rule in LIVE:
         for mode in GRAPHS:
             if shares_graph(rule, mode) and chosen(rule, mode):
                 family = rule.family if marks_of(rule, mode)[0] else FAMILIES
-                groups.setdefault((family, rule.kind, mode), []).append((rule, chosen(rule, mode)[0]))
-    for (family, kind, mode), rows in groups.items():
+                containers = "leaves" if rule.kind == "tensordict" else "batches"
+                groups.setdefault((family, containers, mode), []).append((rule, chosen(rule, mode)[0]))
+    for (family, containers, mode), rows in groups.items():
         marks, some = ((), SOME // 2) if family == FAMILIES else (pytest.mark.slow, SOME)
         for n, at in enumerate(range(0, len(rows), some)):
-            yield pytest.param(rows[at : at + some], mode, id=f"{family}-{kind}-{mode}-{n}", marks=marks)
+            yield pytest.param(rows[at : at + some], mode, id=f"{family}-{containers}-{mode}-{n}", marks=marks)
 
 
 @pytest.mark.parametrize(("rows", "mode"), list(shared_graphs()))
@@ -127,7 +129,7 @@ def varying() -> list[Any]:
     return [pytest.param(rule, id=f"{title(rule)}-{rule.kind}") for rule in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 7)
 @pytest.mark.parametrize("rule", varying())
 def test_where_all_numbers_vary(rule: Rule):
     """Under `dynamic=True` Dynamo makes a symbol of each int and float that it is given."""

@@ -22,6 +22,7 @@ ORDERS: dict[str, Callable[[Any], Any]] = {"as drawn": lambda x: x, "turned": tu
 FAMILIES = sorted({rule.family for rule in LIVE})
 
 
+@pytest.mark.cases(30, 4)
 @pytest.mark.parametrize("order", ["as drawn", pytest.param("turned", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fakes_are_as_kernels(family: str, order: str):

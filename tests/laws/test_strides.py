@@ -32,6 +32,7 @@ def differences(rule: Rule) -> list[str]:
     return [f"{rule}: {line}" for line in wrong]
 
 
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("kind", ["nested", *[pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "nested"]])
 def test_other_order_in_memory(kind: str):
     rules = [r for r in RULES if r.kind == kind and "eager" in r.modes and r.name not in STRIDED]

@@ -80,7 +80,7 @@ def test_rows_read_nothing(family: str):
     check_silent(family, slice(FEW))
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_read_nothing_in_other_samples(family: str):
     check_silent(family, slice(FEW, None))

@@ -50,7 +50,7 @@ def test_mask_of_multihead_attention(kind: str, mask: Tensor, options: Any):
     assert_same(mha(**options), kind, [rows(SMALL), rows((5, 2, 3, 4), seed=1)], run, one)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_mask_of_multihead_attention_compiled(kind: str):
     (run, one), module, counter = masked(BAND), mha(add_bias_kv=True), Counter()
@@ -212,7 +212,7 @@ def test_transformer(training: bool, kind: str):
     assert_same(module, kind, [rows(SMALL), others(SMALL)], transform)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", ["decoder", "transformer"])
 def test_decoder_compiled(name: str):
     counter = Counter()

@@ -122,7 +122,7 @@ def test_flex(flexible: None, name: str, groups: int):
     assert_same(run, operands(QUERIES, keys, groups), options, more)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", [n if n == "cross causal" else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_flex_in_one_graph(flexible: None, name: str):
     keys, options = CASES[name]
@@ -133,7 +133,7 @@ def test_flex_in_one_graph(flexible: None, name: str):
     assert call.counts.compiles == 1
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(3, 1)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])

@@ -195,7 +195,7 @@ def given_for(which: int, members: int | None = None) -> list[Tensor]:
     return [torch.randn(*first, *shape, dtype=DOUBLE, requires_grad=True) for shape in shapes]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["x", "weight", "result"])
 def test_derivatives_of_each_operation(way: str, which: int):
     """Backwards, in a direction, twice, and forward over reverse."""

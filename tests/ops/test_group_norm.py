@@ -67,7 +67,7 @@ def test_numbers_and_gradients(way: None, x: Tensor, groups: int, affine: tuple[
     torch.testing.assert_close(*[torch.autograd.grad(y, leaves, grad) for y in found])
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 4)
 @GROUPS
 @AFFINE
 def test_higher_derivatives(x: Tensor, groups: int, affine: tuple[bool, bool]):

@@ -237,7 +237,7 @@ def test_an_argument_of_a_process(method: str):
     assert torch.equal(shared["weight"], before + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @on_linux
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_descriptors_return_to_where_they_were(trip: Any, count: int):

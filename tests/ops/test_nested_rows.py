@@ -30,6 +30,7 @@ def quick(row: Row, mode: str) -> bool:
     return mode == "eager" or (row.name in QUICK and mode == "train")
 
 
+@pytest.mark.cases(68, 10)
 @pytest.mark.parametrize(("row", "mode"), cases(*nested_rows.MODES))
 def test_row(row: Row, mode: str):
     assert nested_rows.check(row, mode) == []

@@ -116,7 +116,7 @@ def test_module(name: str, kind: str):
     assert_same(MODULES[name](), kind, [rows()], plain)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("kind", ["nested", slow("masked")])
 @pytest.mark.parametrize("name", ["mlp", "encoder_layer", slow("encoder_layer_norm_first"), slow("encoder_eval")])
 def test_module_compiled(name: str, kind: str):
@@ -144,7 +144,7 @@ def test_multihead_attention(form: str, kind: str):
     assert_attends(form, kind, compile=False)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("form", ["self", *map(slow, FORMS[1:])])
 @pytest.mark.parametrize("kind", KINDS)
 def test_multihead_attention_compiled(form: str, kind: str):
@@ -200,7 +200,7 @@ def test_causal_encoder_layer(kind: str):
     assert_same(layer(), kind, [rows((3, 2, 5, 1))], run, ref)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "another"])
 def test_a_stack_reads_a_mask_of_which_a_graph_does_not_know_whether_it_is_causal(causal: bool):
     """torch compares the mask with a causal one, by value; a dense batch of it compiles with `is_causal=` only."""
@@ -242,7 +242,7 @@ def test_training_with_dropout_compiles():
     assert counter.graphs == 1
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_inductor(kind: str):
     """The default backend makes kernels of the same graph."""
@@ -325,7 +325,7 @@ def test_ensemble_over_one_batch(name: str):
     assert_ensemble(name, members, rows(), *step(build(rows(), "nested", torch.Tensor.detach)))
 
 
-@pytest.mark.parametrize("name", ["mlp", pytest.param("mha", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("mha", marks=pytest.mark.sweep)])
 def test_ensemble_compiled(name: str):
     members, step = ensemble(name)
     counter = Counter()

@@ -289,7 +289,7 @@ def test_indices_of_members():
     torch.testing.assert_close(found, torch.stack([unpooled(x.with_values(v)).values for v in values]))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_exported():
     """Of torch's own operations, which need no Python."""
     net = network()

@@ -167,7 +167,7 @@ def test_one_graph_for_all_sizes():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 def test_one_graph_for_the_lines_of_all_sizes(padded: bool):
     def run(x: Any) -> Any:
         return x.sort(1), x.topk(1, 2), x.quantile(0.3, 1), x.diff(dim=2), x.flip(1), x.roll(1, 2)

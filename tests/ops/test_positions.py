@@ -214,7 +214,7 @@ def test_gradients_reach_dense_operands(kind: str, step: Any):
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("positions", [pytest.param([1, 3], marks=pytest.mark.slow), [-3, -1]])
 def test_parts_between_positions_in_a_tensor(positions: list[int]):
     """Along a ragged dim they are data like lengths; sizes of another dim are not, in a graph."""

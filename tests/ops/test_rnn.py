@@ -223,7 +223,7 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", RECURRENT)
@@ -309,7 +309,7 @@ def test_recurrent_half(dtype: torch.dtype):
     assert all(torch.allclose(a, b, rtol=0.05, atol=0.02) for a, b in zip(found, want, strict=True))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 5)
 @pytest.mark.parametrize("lengths", [(2, 3), (0, 0)])
 @pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "lstm_projected", "gru"])
 def test_recurrent_under_autocast(name: str, lengths: tuple[int, ...]):

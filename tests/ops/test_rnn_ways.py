@@ -62,7 +62,7 @@ def close(found: Any, want: Any) -> None:
     torch.testing.assert_close(found, want, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("way", WAYS)

@@ -160,7 +160,7 @@ PADDED: dict[str, Any] = {
 }
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize(
     "name", [n if n in ("to_padded", "cumsum") else pytest.param(n, marks=pytest.mark.slow) for n in PADDED]
 )

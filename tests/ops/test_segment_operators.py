@@ -193,7 +193,7 @@ def test_under_transforms(name: str, way: None):
     torch.testing.assert_close(hessian, forward)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 9)
 @pytest.mark.parametrize("name", CALLS)
 def test_one_graph_for_all_lengths(name: str, way: None):
     """Gradients, too; nothing is padded."""
@@ -239,7 +239,7 @@ def test_second_derivatives_inside_a_graph(name: str):
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("cumsum", "topk", "prod")]
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", ["max", *OTHERS])
 def test_transforms_in_graphs(name: str):
     """A second derivative, one in a direction and one of all members take the ways that have them there."""

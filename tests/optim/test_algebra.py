@@ -70,7 +70,7 @@ def runs(opt: Any, params: TensorDict, grads: list[TensorDict], update: Any = No
     return params, state
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 4)
 @pytest.mark.parametrize("name", ALL)
 def test_one_graph_with_the_numbers_of_eager(name: str):
     opt, params, grads = ALL[name](), like(), [like() for _ in range(7)]
@@ -103,7 +103,7 @@ def test_inputs_do_not_change(name: str):
         assert_close(td.to_dict(), kept.to_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "name", ["chain", *[pytest.param(n, marks=pytest.mark.slow) for n in ("partition", "lookahead", "master", "all")]]
 )
@@ -372,7 +372,7 @@ def test_noise_is_normal_and_part_of_the_state():
     assert complex_noise.imag.std() > 0
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", ["noise", "all"])
 def test_inductor_gives_the_numbers_of_eager(name: str):
     opt, params, grads = ALL[name](), like(), [like() for _ in range(4)]

@@ -25,7 +25,7 @@ def like(batch: tuple[int, ...] = ()) -> TensorDict:
     return TensorDict({k: torch.randn(*batch, *s) for k, s in SHAPES.items()}, batch)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(3, 1)
 @pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_numbers_are_those_of_torch(settings: dict[str, Any], backend: str | None):

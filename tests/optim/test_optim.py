@@ -179,7 +179,7 @@ def test_bfloat16_parameters_have_float32_state(name: str):
     assert differ <= 0.05 * STEPS * 16  # numbers that stood on the edge between two bfloat16s
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 5)
 @pytest.mark.parametrize("name", [n if n in ONE_EACH else pytest.param(n, marks=pytest.mark.slow) for n in PAIRS])
 def test_one_graph_for_all_steps(name: str):
     make, cls, settings = PAIRS[name]
@@ -205,6 +205,7 @@ def test_a_graph_refuses_gradients_that_broadcast(name: str):
             update(TensorDict({"w": torch.ones(size)}, []), optimizer.init(params), params)
 
 
+@pytest.mark.cases(22, 2)
 @pytest.mark.parametrize("how", ["vmap", "stacked", pytest.param("compiled vmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_ensembles_are_their_members(name: str, how: str):

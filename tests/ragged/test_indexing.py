@@ -220,7 +220,7 @@ def parts(x: Any) -> list[Tensor]:
 LEAN = [pytest.param(n, marks=[] if n in ("rows", "span") else [pytest.mark.slow]) for n in INDICES]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 5)
 @pytest.mark.parametrize("name", LEAN)
 def test_one_graph_for_all_lengths(name: str):
     index = INDICES[name]
@@ -289,7 +289,7 @@ class TestOwnPositions:
         (lambda x, p: x[:, p, 0], lambda row, p: row[p][:, 0]),
     )
 
-    @pytest.mark.cases(1)
+    @pytest.mark.cases(1, 2)
     @pytest.mark.parametrize("kind", ["nested", "masked"])
     @pytest.mark.parametrize("form", range(4))
     def test_equals_each_row(self, kind: str, form: int):

@@ -100,7 +100,7 @@ def test_numbers_are_those_of_each_example(way: None, name: str):
     torch.testing.assert_close(ours(x.contiguous()), theirs(x))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 5)
 @ALL
 def test_derivatives(way: None, name: str):
     ours, theirs = FUNCTIONS[name]
@@ -178,7 +178,7 @@ def test_no_examples(name: str):
         assert run(x).ndim == want.ndim
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 5)
 @pytest.mark.parametrize("name", RUNS)
 def test_one_graph_for_all_lengths(name: str):
     step = counted(RUNS[name], backend="aot_eager", fullgraph=True)

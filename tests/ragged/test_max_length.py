@@ -58,7 +58,7 @@ class TestMaxLengthChangesNoResult:
             compiled = torch.compile(lambda x, y: x + y, backend="eager", fullgraph=True)
             assert torch.equal(compiled(x, y).values, (x + y).values)
 
-    @pytest.mark.cases(1)
+    @pytest.mark.cases(1, 6)
     @pytest.mark.parametrize("size", [2, 4, 6, 9])
     def test_a_rectangle_of_another_length_is_refused(self, bound: int | None, size: int):
         x, y = self.build(bound), torch.rand(3, size, 4)

@@ -83,7 +83,7 @@ def test_graphs():
     assert_batched_equal(chosen, PAIRS, backends="eager", lowers="while")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_all_runs():
     assert_batched_equal(tdc.batch(max_iters=5)(chosen.fn), PAIRS[:2])
     assert_batched_equal(halved, PAIRS[:2], backends="aot_eager", lowers="unroll", max_iters=5)
