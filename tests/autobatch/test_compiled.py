@@ -244,6 +244,7 @@ def test_rounds_that_nobody_is_in():
     torch.testing.assert_close(found, truth)
 
 
+@pytest.mark.slow
 def test_transposed_weights_in_a_loop():
     """Dynamo takes `W.T` for another tensor that shares the memory of `W`."""
 
@@ -424,7 +425,7 @@ def three_walks(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return s
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("kind", ["packed", "padded"])
 def test_three_walks_and_more_side_by_side(kind: str):
     """Found by reading: the smaller of two sizes was asked for with one of each walk."""

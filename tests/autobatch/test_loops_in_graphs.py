@@ -181,6 +181,7 @@ def test_batches_equal_examples(name: str):
     assert_batched_equal(fn, examples, backends=("aot_eager",), lowers=("auto",))
 
 
+@pytest.mark.slow
 def test_a_list_without_bound():
     def halves(x: Tensor) -> Tensor:
         out = []
@@ -220,6 +221,7 @@ def stacked_states(xs: Tensor, y: Tensor) -> Tensor:
     return torch.stack(out) * xs
 
 
+@pytest.mark.slow
 def test_a_list_that_grows_in_each_round_is_as_long_as_the_rows():
     xs, y = torch.randn(2, 4, 3), torch.randn(2, 3)
     f = tdc.batch(stacked_states)
@@ -249,6 +251,7 @@ def carries_a_tuple(s: Tensor) -> Any:
     return pair, last
 
 
+@pytest.mark.slow
 def test_a_loop_carries_a_tuple():
     """Found by a program: Dynamo does not ask whether two tuples are one object."""
     starts = torch.tensor([0.5, 9.0, -3.0, 2.0])

@@ -83,7 +83,7 @@ def in_one_graph(case: str) -> None:
     assert (compiled.counts.graphs, compiled.counts.breaks) == (1, 0)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("case", QUICK)
 def test_in_one_graph(case: str):
     in_one_graph(case)

@@ -100,7 +100,7 @@ def test_gradients(loss: Any) -> None:
             assert_close((value, grads["w"], grads["unused"]), (want.detach(), grad.detach(), torch.zeros(3)))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Dynamo reads of every input
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_goes_around_the_gradients(compiled: bool) -> None:

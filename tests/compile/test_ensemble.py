@@ -228,6 +228,7 @@ class TestTraining:
         assert_close(got[0].to_dict(), new[0].to_dict())
         assert_close(got[3].to_dict(), old[3].to_dict())
 
+    @pytest.mark.slow
     def test_dropout_of_each_member_in_one_graph(self):
         members, opt = nets(lambda: nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5), nn.Linear(50, 2))), sgd(lr=0.1)
         params = stack_modules([members[0]] * K)

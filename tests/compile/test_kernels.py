@@ -36,6 +36,7 @@ def kernels(fn: Function, *args: Any) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+@pytest.mark.slow
 def test_what_nobody_waits_for_joins_other_loops() -> None:
     """A sum of rows between two products, which neither reads."""
 
@@ -174,7 +175,7 @@ def write_after_product(s: Tensor, x: Tensor) -> Tensor:
     return (found @ x).exp()
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     "step",
     [

@@ -49,7 +49,7 @@ def mixed(x: Any) -> Any:
     return x.softmax(first) * 2, x.sum(x.ragged_dims), x.amax(features), x.unsqueeze(0).relu(), x.mean()
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("dynamic", [None, True])
 @PADDED
 def test_batches_of_other_layouts_in_turn(padded: bool, dynamic: bool | None):
@@ -106,7 +106,7 @@ NUMBERS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
 }
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("name", NUMBERS)
 @PADDED
 def test_numbers_that_vary(name: str, padded: bool):
@@ -118,7 +118,7 @@ def test_numbers_that_vary(name: str, padded: bool):
         assert_close(f(x, n), fn(x, n))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @PADDED
 def test_images_scaled_where_all_sizes_vary(padded: bool):
     x = made("images", padded)
@@ -133,6 +133,7 @@ def test_numbers_of_a_tensordict_where_all_vary():
         assert_close(f(td, 0.5, high), td.clamp(0.5, high))
 
 
+@pytest.mark.slow
 def test_a_graph_takes_no_bound_that_varies_for_another():
     """A short row is refused where the bound is an argument of the graph."""
     f = torch.compile(lambda x, k: x.topk(k, 1)[0], backend="eager", fullgraph=True)

@@ -41,7 +41,7 @@ def copies(graph: torch.fx.Graph) -> list[str]:
     return [n.target.__name__.split(".")[0] for n in graph.nodes if "_host" in str(n.target) and n.op != "placeholder"]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_the_numbers_of_a_step(backend: str | None, device: str):

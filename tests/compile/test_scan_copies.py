@@ -43,7 +43,7 @@ def gradients(fn: Callable[..., Any], *args: Tensor) -> list[Tensor]:
     return [value.detach(), *torch.autograd.grad(value, args)]
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("layers", [False, True], ids=["time", "layers"])
 def test_a_step_of_training_runs_its_loop_backwards_over_what_was_kept(reverse: bool, layers: bool) -> None:
@@ -101,7 +101,7 @@ def test_a_loop_over_flips_and_others_is_left_as_it_is() -> None:
     torch.testing.assert_close(compiled(fn)(x, y), fn(x, y))
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("end", [5, 3])
 @pytest.mark.parametrize("form", ["row", "power", "counter", "rows"])
 def test_a_loop_that_is_no_scan_of_flips_is_left_as_it_is(form: str, end: int) -> None:

@@ -156,7 +156,7 @@ def the_same_exported(fn: Callable[[Any], Any], batches: list[Callable[[], Neste
             torch.testing.assert_close(numbers(exported(make())), numbers(fn(make())), equal_nan=True)
 
 
-@pytest.mark.cases(1, 2)
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize(("step", "op"), pairs(fast=1, slow=2))
 def test_compiled(step: str, op: str):
     the_same_compiled(behind(step, op), [partial(batch, lengths) for lengths in (*BATCHES, FEW)])
@@ -248,7 +248,7 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("name", BEHIND)
 def test_widths_that_are_data(name: str):
     fn = BEHIND[name]

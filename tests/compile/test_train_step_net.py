@@ -136,7 +136,7 @@ def test_other_parameters_to_begin_with():
     }
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @BACKENDS
 def test_members_have_their_own_buffers(backend: str | None):
     nets, batch = [make_net() for _ in range(3)], make_batch()
@@ -245,7 +245,7 @@ def test_rates_that_the_state_of_the_optimiser_holds(backend: str | None):
 # -- steps left out
 
 
-@pytest.mark.cases(1, 2)
+@pytest.mark.cases(0, 3)
 @BACKENDS
 @pytest.mark.parametrize("donate", [False, True])
 def test_steps_without_finite_gradients_are_left_out(backend: str | None, donate: bool):

@@ -101,6 +101,7 @@ def test_the_split_is_a_property_of_the_text(sources):
     assert [side[text] for text in few.texts] == list(few.is_test)
 
 
+@pytest.mark.slow
 def test_standard_library_in_sane_ranges(stdlib):
     sizes = Counter(stdlib.labels)
     assert 3_000 < len(stdlib) < 9_000

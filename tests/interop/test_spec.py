@@ -152,6 +152,7 @@ def test_check_names_the_difference(change: Any, line: str):
         tdc.interop.check(change(td), tdc.interop.spec(td))
 
 
+@pytest.mark.slow
 def test_specs_compile():
     td = rich().exclude("o")
     form = tdc.interop.spec(td).with_batch_size([None])

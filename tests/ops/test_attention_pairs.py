@@ -280,6 +280,7 @@ def test_under_transforms():
     torch.testing.assert_close(torch.func.grad(slope(run))(*args), torch.func.grad(slope(reference))(*args))
 
 
+@pytest.mark.slow
 def test_in_a_direction():
     """A `torch.func.jvp` goes by rectangles, also in a graph."""
     q, k, v = operands(*SMALL)
@@ -294,7 +295,7 @@ def test_in_a_direction():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param(None, marks=pytest.mark.slow)], ids=["traced", "inductor"]
 )
@@ -317,6 +318,7 @@ def test_one_graph(name: str, backend: str | None):
     assert (call.counts.graphs, call.counts.compiles) == (1, 1)
 
 
+@pytest.mark.slow
 def test_one_graph_for_padded_masks():
     """Rectangles of other sizes are no reason to compile."""
     how = {"score_mod": MODS["alibi"][0]}
@@ -329,6 +331,7 @@ def test_one_graph_for_padded_masks():
     assert (call.counts.graphs, call.counts.compiles) == (1, 1)
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_a_graph():
     """A graph that holds a gradient has its derivative, too."""
     q, k, v = operands(*SMALL)

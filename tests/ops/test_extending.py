@@ -93,7 +93,7 @@ def test_a_pointwise_rule_holds_in_every_mode(mode: str):
     check_rule(squash, lambda lengths: (rows(lengths), 0.5), modes=mode)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("mode", ["eager", "grad", "compile", "vmap", "export"])
 def test_a_reduction_holds_in_every_mode(mode: str):
     @tdc.ops.implements(peak, "nested", identity=0.0)

@@ -207,6 +207,7 @@ def test_there_and_back(trip: Any):
     assert not td["weight"].eq(7).all()
 
 
+@pytest.mark.slow
 def test_what_the_child_writes_is_seen(trip: Any):
     td = mixed().share_memory()
     trip(td, "add")
@@ -224,7 +225,7 @@ def add(*given: TensorDict) -> None:
         tdc.copy_(td.select("weight"), td.select("weight") + 1)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_an_argument_of_a_process(method: str):
     td, other = mixed(), mixed()

@@ -232,6 +232,7 @@ def test_training_with_dropout_runs(kind: str):
     assert 0.3 < float((values == 0).float().mean()) < 0.7
 
 
+@pytest.mark.slow
 def test_training_with_dropout_compiles():
     module, counter = nn.TransformerEncoderLayer(SIZE, 2, 16, dropout=0.5, batch_first=True), Counter()
     run = compiled(plain, counter)
@@ -325,6 +326,7 @@ def test_ensemble_over_one_batch(name: str):
     assert_ensemble(name, members, rows(), *step(build(rows(), "nested", torch.Tensor.detach)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", pytest.param("mha", marks=pytest.mark.sweep)])
 def test_ensemble_compiled(name: str):
     members, step = ensemble(name)

@@ -91,7 +91,7 @@ def padded(t: Tensor) -> Tensor:
     return t.new_zeros(t.numel() + 8)[: t.numel()].view(t.shape).copy_(t)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("copy", [Tensor.clone, padded])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_where_saved_tensors_are_copied(compiled: bool, copy: Any, monkeypatch: pytest.MonkeyPatch):
@@ -112,7 +112,7 @@ def test_gradients_where_saved_tensors_are_copied(compiled: bool, copy: Any, mon
     assert len(calls) == (8 if compiled else 4)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_graph_hands_on_what_a_rectangle_kept(backend: str, monkeypatch: pytest.MonkeyPatch):
     by("rectangle", monkeypatch)

@@ -154,7 +154,7 @@ def test_equals_the_loop(kind: str, name: str):
         check(kind, [name], lambda x: [fn(x)], without_empty(lengths) if name in NONEMPTY else lengths)
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k == "sentences")) for k in TABLES])
 def test_equals_the_loop_in_one_graph(kind: str):
     torch.manual_seed(0)

@@ -122,7 +122,7 @@ def after_steps(net: nn.Module, optimizer: Any, **settings: Any) -> TensorDict:
     return state
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -142,7 +142,7 @@ def test_a_donated_step_is_the_step(make: Any, settings: dict[str, Any]) -> None
     assert_close(found.to_dict(), expected.to_dict())
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(("make", "tied"), [(adamw, False), (adamw, True), (partial(sgd, momentum=0.9), False)])
 def test_a_donated_step_writes_in_place(make: Any, tied: bool) -> None:
     torch.manual_seed(0)
@@ -293,7 +293,7 @@ def twice(base: Any, grads: Any, state: Any, params: Any, found: TensorDict, aft
     return found, TensorDict({"inner": after, "before": again})
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("change", [rotated, twice])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor", tdc.compile.backend])
 def test_results_may_be_written_elsewhere(change: Any, backend: Any) -> None:

@@ -21,6 +21,7 @@ def test_random_programs(start: int, compiled: int):
     assert found["steps"] > 3 * found["programs"]
 
 
+@pytest.mark.slow
 def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch):
     """A wrong value, a wrong gradient, an error of torch."""
     wrong = {
@@ -35,6 +36,7 @@ def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch):
             run.check_programs(20, compiled=1000)
 
 
+@pytest.mark.slow
 def test_a_graph_packs_a_batch_without_positions():
     """Found by a program: the gradient of packing read a row where there was none."""
     compiled = torch.compile(lambda x: x.to_packed(), backend="aot_eager", fullgraph=True)
