@@ -23,13 +23,18 @@ from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leave
 from tdc.ops.indexing import flat_index
 from tdc.ops.leafwise import check_broadcast
 from tdc.ragged.storage import Ragged
-from tdc.tensordict.indexing import picker
+from tdc.tensordict.indexing import Known, picked
 from tdc.tensordict.tensordict import TensorDict, index
 
 
 def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:
-    d, of = normal_dim(dim, x.ndim, "index_select"), picker(flat_index("index_select", index))
-    return lift(x, lambda v: v.index_select(d, index) if d or isinstance(v, Tensor) else of(v), op="index_select")
+    d, rows = normal_dim(dim, x.ndim, "index_select"), flat_index("index_select", index)
+    known: list[Known] = []
+
+    def select(v: Any) -> Any:
+        return v.index_select(d, index) if d or isinstance(v, Tensor) else picked(v, rows, known)
+
+    return lift(x, select, op="index_select")
 
 
 def masked_select_tensordict(x: TensorDict, mask: Tensor) -> TensorDict:

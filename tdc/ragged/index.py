@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dynamo import eager, known, mark_dynamic, readable
+from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc.ragged.crop import crop_rows
 from tdc.ragged.index_forms import (
@@ -40,7 +41,6 @@ from tdc.ragged.index_forms import (
     bounds,
     check_vectors,
     cut,
-    entries_of,
     full_index,
     has_tensors,
     index_example,
@@ -95,7 +95,7 @@ def with_structure_of(x: Any, y: Any) -> Ragged:
 
 def names_rows(x: Any, index: Any) -> bool:
     """Whether an index has one entry, for a batch that is dim 0."""
-    return not (isinstance(index, tuple) or index is None or index is Ellipsis or x._batch_dim)
+    return not (isinstance(index, (tuple, NEW_DIM, GAP)) or x._batch_dim)
 
 
 def picker(x: Any, index: Any) -> Pick:
@@ -108,7 +108,7 @@ def index_ragged(x: Any, index: Any) -> Any:
     if isinstance(index, type(x)):
         return select_where(x, index)
     entries = entries_of(index)
-    if entries is index and any([is_ragged(part) for part in entries]):
+    if isinstance(index, tuple) and any([is_ragged(part) for part in entries]):
         return at_own(x, entries)
     return rows_at(x, index)(x) if names_rows(x, index) else index_dims(x, index)
 
@@ -132,7 +132,9 @@ def index_dims(x: Any, index: Any) -> Ragged | Tensor:
         if d != b and d not in dims and not takes_all(parts[d]):
             axis = axis_of("index", y, d)
             y = with_static(y, cut(data_of(y), axis, parts[d]), d, kept(parts[d]) - 1)
-    ragged: list[Any] = [parts[d] for d in dims]
+    ragged: list[Any] = []
+    for d in dims:  # no comprehension, which would make constants of numbers in a slice
+        ragged.append(parts[d])
     if paired:
         ragged, parts[dims[0]] = [Each(paired_positions(ragged[0], rows)), *ragged[1:]], 0
     if isinstance(y, MaskedBatch):
@@ -274,13 +276,13 @@ def at_own(x: Any, index: tuple[Any, ...]) -> Any:
         IndexingError: positions in another form, or that an example does not have; a second batch of them.
     """
     (i, positions), *others = [(i, part) for i, part in enumerate(index) if is_ragged(part)]
-    behind = len([part for part in index[i:] if part is not None])
-    ahead = [part for part in index[:i] if part is not None]
-    d = x.ndim - behind if any([part is Ellipsis for part in ahead]) else len(ahead)
+    behind = len([part for part in index[i:] if not isinstance(part, NEW_DIM)])
+    ahead = [part for part in index[:i] if not isinstance(part, NEW_DIM)]
+    d = x.ndim - behind if any([isinstance(part, GAP) for part in ahead]) else len(ahead)
     own = type(positions) is type(x) and positions.ndim == 2 and positions.ragged_dims == (1,)
     whole = own and positions.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     first: Any = index[0] if i else None
-    if others or not whole or x.ragged_dims != (d,) or not (first is Ellipsis or takes_all(first)) or x._batch_dim:
+    if others or not whole or x.ragged_dims != (d,) or not (isinstance(first, GAP) or takes_all(first)) or x._batch_dim:
         expected = f"x[:, positions] with one {type(x).__name__} of whole numbers (B, -1) at the ragged dim"
         hint = "x[rows] in front of it; x[mask] with a ragged mask; x.gather(d, index) for each column its own"
         raise IndexingError(message("index", expected, describe_index(index), hint=hint))
@@ -288,7 +290,7 @@ def at_own(x: Any, index: tuple[Any, ...]) -> Any:
     for k in range(1, x.ndim):
         positions = positions if k == d else positions.unsqueeze(k)
     out, rest = torch.take_along_dim(x, positions, d), (*index[:i], FULL, *index[i + 1 :])
-    return out if all([part is Ellipsis or takes_all(part) for part in rest]) else out[rest]
+    return out if all([isinstance(part, GAP) or takes_all(part) for part in rest]) else out[rest]
 
 
 # -- the ragged dim of a NestedTensor

@@ -22,6 +22,7 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import larger, smaller
+from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
 from tdc.ragged.segments import on_host
 
@@ -75,16 +76,11 @@ def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor
     return None if found.is_floating_point() or found.is_complex() else found
 
 
-def entries_of(index: Entry | tuple[Any, ...]) -> tuple[Any, ...]:
-    """An index as its entries."""
-    return index if isinstance(index, tuple) else (index,)
-
-
 def full_index(index: Entry | tuple[Any, ...], shape: Any, batch_dim: int, device: Any) -> tuple[list[Any], list[int]]:
     """One entry for each dim, those of the batch as they were given; and for each new dim the entries before it."""
     given = entries_of(index)
-    gaps = [i for i, part in enumerate(given) if part is Ellipsis]
-    real = [part for part in given if part is not None and part is not Ellipsis]
+    gaps = [i for i, part in enumerate(given) if isinstance(part, GAP)]
+    real = [part for part in given if not isinstance(part, (NEW_DIM, GAP))]
     fill = len(shape) - len(real)
     if fill < 0 or len(gaps) > 1:
         hint = f"the logical shape is {show_sizes(shape)}"
@@ -93,9 +89,9 @@ def full_index(index: Entry | tuple[Any, ...], shape: Any, batch_dim: int, devic
     parts: list[Any] = []
     new: list[int] = []
     for part in given if gaps else (*given, Ellipsis):
-        if part is None:
+        if isinstance(part, NEW_DIM):
             new.append(len(parts))
-        elif part is ...:
+        elif isinstance(part, GAP):
             parts += [FULL] * fill
         else:
             d = len(parts)
@@ -110,7 +106,7 @@ def as_step(part: Entry, dim: int, shape: Any, device: Any) -> Entry:
     other = part.ndim > 0 or part.dtype == torch.bool if isinstance(part, Tensor) else isinstance(part, (bool, list))
     if not other:  # torch 2.11 does not trace that `operator.index` refuses a list
         with contextlib.suppress(TypeError):
-            part = operator.index(part)
+            part = as_number(part)
     size = shape[dim]
     if isinstance(part, int) and not isinstance(part, bool):
         if size != -1 and not -size <= part < size:
@@ -177,10 +173,15 @@ def bounds(part: slice, size: int) -> tuple[int, int, int]:
     return end(part.start, low if step > 0 else high), end(part.stop, high if step > 0 else low), step
 
 
+def as_number(at: Any) -> Any:
+    """`operator.index`, which would make a constant of a symbol."""
+    return at if isinstance(at, (int, torch.SymInt)) else operator.index(at)
+
+
 def as_end(at: Any) -> int | torch.SymInt:
     """An end of a slice as a whole number."""
     try:
-        return at if isinstance(at, (int, torch.SymInt)) else operator.index(at)
+        return as_number(at)
     except TypeError:
         got, hint = describe_index(at), "n // 2 for half of them, a tensor of lengths for other ends in each row"
         raise IndexingError(message("index", "whole numbers as ends of a slice", got, hint=hint)) from None
@@ -189,13 +190,13 @@ def as_end(at: Any) -> int | torch.SymInt:
 def step_of(part: slice | Span) -> int:
     """The step of a slice, which is not 0; one that is longer than any dim is as good as another."""
     try:
-        step = 1 if part.step is None else operator.index(part.step)
+        step = 1 if part.step is None else as_number(part.step)
     except TypeError:
         got = describe_index(part.step)
         raise IndexingError(message("index", "a whole number as step of a slice", got, hint="x[:, ::2]")) from None
     if step == 0:
         raise IndexingError(message("index", "a slice that moves", "step 0", hint="x[:, ::1]"))
-    return max(-FARTHEST, min(step, FARTHEST))
+    return -FARTHEST if step < -FARTHEST else FARTHEST if step > FARTHEST else step
 
 
 def cut(x: Tensor, dim: int, part: Entry) -> Tensor:

@@ -32,11 +32,12 @@ from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import known
+from tdc.core.entries import entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
 from tdc.core.pytree import register
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.slow_paths import announce
-from tdc.ragged.index_forms import FULL, entries_of
+from tdc.ragged.index_forms import FULL
 from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, check_bound, mapped, require_bound
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
 from tdc.ragged.structure import Structure, check_ends, check_offsets, extent_of, require_same

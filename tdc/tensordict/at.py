@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.frozen import Frozen
 from tdc.core.keys import as_path, missing_key, show
 from tdc.core.typing import KeyPath, OpName
-from tdc.tensordict.indexing import Numbers, entries_of
+from tdc.tensordict.indexing import Numbers
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.paths import join
 from tdc.tensordict.tensordict import TensorDict, build_td, index, normal_index
@@ -186,7 +187,7 @@ def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tens
     parts: list[Any] = []
     pad, d = [0] * (2 * len(size)), 0
     for part in entries_of(given):
-        free = part is None or part is Ellipsis or isinstance(part, bool)
+        free = isinstance(part, (NEW_DIM, GAP, bool))
         if not free and not isinstance(part, slice):
             part = limited(position_of(op, part, td), size[d], mode)
             pad[2 * (len(size) - 1 - d) + 1] = int(mode == "drop")
@@ -202,7 +203,7 @@ def position_of(op: OpName, part: Any, td: TensorDict) -> int | Tensor:
         i = part if isinstance(part, (int, Tensor)) else torch.as_tensor(part, device=td.device)
     except (TypeError, ValueError, RuntimeError):
         i = None
-    if i is None or (isinstance(i, Tensor) and (i.is_floating_point() or i.is_complex())):
+    if isinstance(i, NEW_DIM) or (isinstance(i, Tensor) and (i.is_floating_point() or i.is_complex())):
         hint = "ints, slices, masks and index vectors, as for a tensor"
         raise IndexingError(message(op, "an index of batch dims", describe(part), hint=hint))
     return i

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc.core.container import Container
 from tdc.core.dynamo import readable
+from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import (
     IndexingError,
     TdcError,
@@ -30,6 +32,8 @@ from tdc.core.errors import (
 )
 from tdc.core.keys import show
 from tdc.tensordict.storage import Leaves
+
+Known = tuple[Any, Callable[[Any], Any], Any]  # a ragged leaf, what indexes all of its structure, and its result
 
 
 class Numbers(NamedTuple):
@@ -97,7 +101,7 @@ def at(x: Tensor, idx: Any) -> Tensor:
 def normal_index(td: Any, idx: Any) -> Any:
     """An index as every leaf takes it: it reaches batch dims only."""
     found: Any = idx
-    if getattr(idx, "_picker", None) is not None:
+    if isinstance(idx, Container) and idx._picker is not None:
         hint = "F.embedding(ids, table) looks rows of a table up; td[mask] takes a mask over batch dims"
         raise IndexingError(message("index", "an index of batch dims", describe_index(idx), hint=hint))
     if type(idx) is list:
@@ -110,33 +114,29 @@ def normal_index(td: Any, idx: Any) -> Any:
     return on_device(found) if type(found) is tuple or isinstance(found, Tensor) else found
 
 
-def entries_of(idx: Any) -> tuple[Any, ...]:
-    """The entries of an index, of which a tuple has several."""
-    entries: Any = idx
-    return entries if isinstance(idx, tuple) else (entries,)
-
-
 def indexed(leaves: Leaves, idx: Any) -> Leaves:
     """`x[idx]` of every leaf. Ragged leaves that share a structure share the new one, which is made once."""
-    if type(idx) is Numbers:
-        of = picker(idx.given)
-        return {p: idx.read(x) if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
-    if is_vector(idx):
-        return selected(leaves, idx)
-    of = picker(idx)
-    return {p: x[idx] if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
+    given = idx.given if type(idx) is Numbers else idx
+    out: Leaves = {}
+    known: list[Known] = []
+    for path, x in leaves.items():  # no comprehension, which would make constants of numbers in a slice
+        out[path] = at(x, idx) if isinstance(x, Tensor) else picked(x, given, known)
+    return out
 
 
 def selected(leaves: Leaves, idx: Tensor) -> Leaves:
     """`x[idx]` of every leaf, for a vector of positions as `is_vector` knows it."""
-    of = picker(idx)
+    out: Leaves = {}
+    known: list[Known] = []
     try:
-        return {
-            p: x.index_select(0, idx) if type(x) is Tensor and x.is_cpu else x[idx] if isinstance(x, Tensor) else of(x)
-            for p, x in leaves.items()
-        }
+        for path, x in leaves.items():
+            if type(x) is Tensor and x.is_cpu:
+                out[path] = x.index_select(0, idx)
+            else:
+                out[path] = x[idx] if isinstance(x, Tensor) else picked(x, idx, known)
     except (IndexError, RuntimeError):  # positions from the end, and what torch selects in the usual way only
-        return {p: x[idx] if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
+        return indexed(leaves, idx)
+    return out
 
 
 def is_vector(idx: Any) -> bool:
@@ -145,23 +145,18 @@ def is_vector(idx: Any) -> bool:
     return type(idx) is Tensor and idx.ndim == 1 and idx.dtype == torch.int64 and idx.is_cpu and readable()
 
 
-def picker(idx: Any) -> Callable[[Any], Any]:
-    """A function that gives `x[idx]` of a leaf that is no tensor, and makes each new structure once."""
-    known: list[tuple[Any, Callable[[Any], Any], Any]] = []
-
-    def of(x: Any) -> Any:
-        if getattr(x, "_picker", None) is None:
-            return x[idx]
-        for other, pick, first in known:
-            if type(x) is type(other) and x._same_structure(other):
-                y = pick(x)
-                return y if isinstance(y, Tensor) else y._with_structure_of(first)
-        pick = x._picker(idx)
-        y = pick(x)
-        known.append((x, pick, y))
-        return y
-
-    return of
+def picked(x: Any, idx: Any, known: list[Known]) -> Any:
+    """`x[idx]` of a leaf that is no tensor; `known` are leaves before it, whose new structures it shares."""
+    if getattr(x, "_picker", None) is None:
+        return x[idx]
+    for other, pick, first in known:
+        if type(x) is type(other) and x._same_structure(other):
+            y = pick(x)
+            return y if isinstance(y, Tensor) else y._with_structure_of(first)
+    pick = x._picker(idx)
+    y = pick(x)
+    known.append((x, pick, y))
+    return y
 
 
 def reshared(before: Leaves, after: Leaves) -> Leaves:
@@ -201,7 +196,7 @@ def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
     out: list[Any] = []
     at = 0
     for i in idx:
-        if i is Ellipsis:
+        if isinstance(i, GAP):
             out += [slice(None)] * (k - used)
             at += k - used
         elif is_mask(i):
@@ -228,7 +223,7 @@ def is_mask(i: Any) -> bool:
 
 def consumed(i: Any) -> int:
     """Batch dims that one entry of an index uses up: None and Ellipsis none, a mask as many as it has, others one."""
-    if i is None or i is Ellipsis or isinstance(i, bool):
+    if isinstance(i, (NEW_DIM, GAP, bool)):
         return 0
     return i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
 

@@ -1,7 +1,7 @@
 """One call in one mode, against the loop over examples: what the library's own tests and `check_rule` run.
 
     eager      values, dtypes, container, lengths and batch size, on several batches
-    grad       the same values with and without gradients, and gradients of every floating operand, under random cotangents
+    grad       the same values without gradients, too, and gradients of every floating operand, under random cotangents
     compile    one graph, no break, for batches of other lengths and sizes; values and gradients are compared
     vmap       values mapped, structure common, against one loop for each member
     export     exported once with every size that varies dynamic, run on the other batches

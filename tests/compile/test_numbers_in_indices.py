@@ -1,0 +1,103 @@
+"""Numbers of an index that vary from call to call: as many graphs as for a plain tensor, and the numbers of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tdc
+from tdc import TensorClass, TensorDict
+from tdc.compile import counted
+
+Fn = Callable[..., Any]
+LENGTHS = (6, 8, 6, 7, 9, 6, 6, 8)
+SPELLED: dict[str, Fn] = {
+    "x[i]": lambda x, i: x[i],
+    "x[-i]": lambda x, i: x[-i],
+    "x[:i]": lambda x, i: x[:i],
+    "x[i:]": lambda x, i: x[i:],
+    "x[-i:]": lambda x, i: x[-i:],
+    "x[::i]": lambda x, i: x[::i],
+    "x[i:i + 2]": lambda x, i: x[i : i + 2],
+    "x[i - 2:i:2]": lambda x, i: x[i - 2 : i : 2],
+    "x[..., None][:i]": lambda x, i: x[..., None][:i],
+    "narrow": lambda x, i: torch.narrow(x, 0, 1, i),
+    "x * i": lambda x, i: x * i,
+    "x * 0.5 * i": lambda x, i: x * (0.5 * i),
+}
+BEHIND: dict[str, Fn] = {
+    "x[:, i]": lambda x, i: x[:, i],
+    "x[:, -i]": lambda x, i: x[:, -i],
+    "x[:, i:]": lambda x, i: x[:, i:],
+    "x[:, :i]": lambda x, i: x[:, :i],
+    "x[:, -i:]": lambda x, i: x[:, -i:],
+    "x[:i, :i]": lambda x, i: x[:i, :i],
+    "x[..., i]": lambda x, i: x[..., i],
+    "x[:, :, :i]": lambda x, i: x[:, :, :i],
+    "x[:, :i, :i]": lambda x, i: x[:, :i, :i],
+    "x[..., :i, None]": lambda x, i: x[..., :i, None],
+    "narrow(2)": lambda x, i: torch.narrow(x, 2, 1, i),
+    "x[None, :i]": lambda x, i: x[None, :i],
+}
+WRITTEN: dict[str, Fn] = {
+    "at[i].set": lambda x, i: x.at[i].set(x[0]),
+    "at[i].add": lambda x, i: x.at[i].add(x[0]),
+    "at[:i].set": lambda x, i: x.at[:i].set(0.5),
+    "at[i:i + 2].set": lambda x, i: x.at[i : i + 2].set(x[:2]),
+    "at[-i].set": lambda x, i: x.at[-i].set(x[0]),
+    "at[i].set(mode)": lambda x, i: x.at[i].set(x[0], mode="drop"),
+}
+
+
+class Point(TensorClass):
+    x: Any
+
+
+def rows() -> Any:
+    return tdc.pack([torch.randn(n, 7) for n in LENGTHS])
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "packed": rows,
+    "padded": lambda: rows().to_padded(),
+    "leaves": lambda: TensorDict({"x": torch.randn(8, 7)}, [8]),
+    "ragged leaves": lambda: TensorDict({"x": rows()}, [8]),
+    "fields": lambda: Point(x=torch.randn(8, 7), batch_size=[8]),
+}
+CASES = [(kind, name, fn) for kind in MADE for name, fn in SPELLED.items()]
+CASES += [(kind, name, fn) for kind in ("packed", "padded") for name, fn in BEHIND.items()]
+CASES += [(kind, name, fn) for kind in ("leaves", "fields") for name, fn in WRITTEN.items()]
+
+
+def tensors(x: Any) -> list[Tensor]:
+    """The tensors of a result, without what pads them."""
+    if isinstance(x, TensorDict):
+        return [t for leaf in x.values() for t in tensors(leaf)]
+    if isinstance(x, TensorClass):
+        return tensors(x.to_tensordict())
+    return [x] if isinstance(x, Tensor) else [t for row in x.unbind() for t in tensors(row)]
+
+
+@pytest.mark.cases(8, 24)  # each makes a graph or two
+@pytest.mark.parametrize(("kind", "name", "fn"), [pytest.param(*case, id=" ".join(case[:2])) for case in CASES])
+def test_a_number_that_varies(kind: str, name: str, fn: Fn):
+    x = MADE[kind]()
+    run = counted(fn, backend="eager")
+    for i in (2, 3, 4, 3, 5):
+        got, want = tensors(run(x, i)), tensors(fn(x, i))
+        assert len(got) == len(want)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+    assert run.counts.compiles <= 2
+
+
+def test_the_half_of_batches_of_other_sizes():
+    """As many graphs as for batches of other sizes alone."""
+    run = counted(lambda td: td[: len(td) // 2], backend="eager")
+    for n in (4, 6, 7, 8, 9):
+        assert run(TensorDict({"x": torch.randn(n, 2)}, [n])).batch_size == (n // 2,)
+    assert run.counts.compiles <= 2
