@@ -43,7 +43,5 @@ for _ in range(5):  # in turn, since other work makes some rounds slower
         seconds[path] = min(seconds[path], float(output(path, "-c", LOOP) or "inf"))
 best = min(seconds, key=seconds.__getitem__) if found else sys.executable
 mine = sys.argv[1] if len(sys.argv) > 1 else ""
-if not mine:
-    print(best)
-elif min(float(output(mine, "-c", LOOP) or 0) for _ in range(5)) > 1.2 * seconds.get(best, float("inf")):
+if not mine or min(float(output(mine, "-c", LOOP) or 0) for _ in range(5)) > 1.2 * seconds.get(best, float("inf")):
     print(best)
