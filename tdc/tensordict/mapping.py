@@ -20,7 +20,7 @@ from tdc.core.arguments import expect, expect_function, keys_of
 from tdc.core.container import Container
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, KeyPathError, message
-from tdc.core.keys import as_path, missing_key, parts, show
+from tdc.core.keys import as_path, missing_key, parts, path_of, show
 from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import Leaf, unwrap
 from tdc.tensordict.nodes import Nodes, Static, any_extra, is_inner, statics
@@ -309,7 +309,7 @@ class Keyed(Container):
         Where nothing is nested this very object comes back, whatever its keys are.
 
         Raises:
-            KeyPathError: a key holds the separator, so that `unflatten_keys` would not bring it back; all are named.
+            KeyPathError: keys that `unflatten_keys` would not bring back, since they hold the separator; all are named.
         """
         check_separator("flatten_keys", separator)
         if not self._nodes:
@@ -319,11 +319,11 @@ class Keyed(Container):
         joints: list[int] = [len(p) - 1 for p in self._leaves if type(p) is tuple]
         plain = len(leaves) == len(self._leaves) and len(separator) == 1 and not fixed
         if not plain or "".join(leaves).count(separator) != sum(joints):  # a key may hold it
-            wrong = keys_with((*self._leaves, *self._nodes), separator)
+            wrong = split_elsewhere((*self._leaves, *self._nodes), separator)
             if wrong and any([is_inner(n) for p, n in self._nodes.items() if p != ()]):
-                got, hint = f"{len(wrong)} with one", "choose another separator, or td.rename_keys({old: new}) first"
-                text = message("flatten_keys", f"keys without the separator {separator!r}", got, wrong, hint)
-                raise KeyPathError(text)
+                hint = "choose another separator, or td.rename_keys({old: new}) first"
+                expected = f"keys that split at {separator!r} as they are joined"
+                raise KeyPathError(message("flatten_keys", expected, f"{len(wrong)} others", wrong, hint))
         joined: Nodes = {separator.join(parts(path)): entry for path, entry in fixed.items()}
         if len(leaves.keys() | joined.keys()) < len(self._leaves) + len(fixed):
             got = f"paths that join to one key with separator {separator!r}"
@@ -342,8 +342,7 @@ class Keyed(Container):
             return self
 
         def split(path: KeyPath) -> KeyPath:
-            keys = (path if isinstance(path, str) else separator.join(path)).split(separator)
-            return tuple(keys) if len(keys) > 1 else keys[0]
+            return path_of(tuple([key for part in parts(path) for key in part.split(separator)]))
 
         return relocated(self, "unflatten_keys", split)
 
@@ -440,9 +439,9 @@ def taken_twice(op: OpName, moves: dict[KeyPath, KeyPath], nodes: Nodes) -> KeyP
 
 
 @constant
-def keys_with(paths: tuple[KeyPath, ...], separator: str) -> tuple[str, ...]:
-    """The keys that hold a separator, as a message shows them."""
-    return tuple([repr(show(p)) for p in paths if any([separator in key for key in parts(p)])])
+def split_elsewhere(paths: tuple[KeyPath, ...], separator: str) -> tuple[str, ...]:
+    """Paths that, joined by a separator, split at other places, as a message shows them."""
+    return tuple([repr(show(p)) for p in paths if p and separator.join(parts(p)).split(separator) != list(parts(p))])
 
 
 def any_below(path: KeyPath, paths: Iterable[KeyPath]) -> bool:

@@ -263,6 +263,22 @@ def test_flatten_keys_loses_nothing():
         TensorDict({"a": {"b": 1}, "a.b": 2}).flatten_keys()
 
 
+@pytest.mark.parametrize(
+    ("key", "inner", "separator", "comes_back"),
+    [("a_", "b", "__", False), ("xa", "b", "aa", False), ("a", "_b", "__", True), ("a", ".b", "..", True)],
+)
+def test_keys_that_hold_a_part_of_the_separator(key: str, inner: str, separator: str, comes_back: bool):
+    """Joined, 'a_' and 'b' are 'a___b', which splits into 'a' and '_b'."""
+    td = TensorDict({key: {inner: torch.ones(2)}}, [2])
+    if comes_back:
+        assert td.flatten_keys(separator).unflatten_keys(separator).keys(True, True) == ((key, inner),)
+    else:
+        with pytest.raises(KeyPathError, match="choose another separator"):
+            td.flatten_keys(separator)
+    beside = td.set(f"x{separator}y", torch.ones(2)).unflatten_keys(separator)
+    assert set(beside.keys(True, True)) == {(key, inner), ("x", "y")}
+
+
 # -- immutability
 
 
