@@ -9,6 +9,7 @@ The index is resolved once, to flat positions of the batch. Each leaf then needs
 Invariants:
   - an entry without a leaf is an error; duplicates accumulate in `add`, and which one wins in `set` is undefined, as
     in torch;
+  - batch dims of a value broadcast to the indexed batch, features to the features of a leaf, never one to the other;
   - with a mode nothing is read on the host.
 """
 
@@ -29,6 +30,7 @@ from tdc.core.keys import as_path, missing_key, show
 from tdc.core.typing import KeyPath, OpName
 from tdc.tensordict.indexing import Numbers
 from tdc.tensordict.leaf import Leaf
+from tdc.tensordict.nodes import extra_of
 from tdc.tensordict.paths import join
 from tdc.tensordict.tensordict import TensorDict, build_td, index, normal_index
 
@@ -68,7 +70,14 @@ class At(Frozen):
         return index(self._td, self._index)
 
     def set(self, value: Any, *, mode: str | None = None) -> TensorDict:
-        """With `value` there: a TensorDict or mapping (other keys stay), a tensor over batch dims, or a number."""
+        """With `value` there: a TensorDict or mapping (other keys stay), a tensor over batch dims, or a number.
+
+        Batch dims of a TensorDict or a tensor broadcast to `td[index].batch_size`, features to those of each leaf. In a
+        mapping `{key: tensor}` a tensor broadcasts to both together, as in `x[index] = tensor`.
+
+        Raises:
+            ShapeError: a value that does not broadcast.
+        """
         return write(self, "set", value, mode, lambda x, i, v: x.index_copy(0, i, v))
 
     def add(self, value: Any, *, mode: str | None = None) -> TensorDict:
@@ -106,7 +115,7 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
     td, size = at._td, at._td.batch_size
     where, total = positions_at(td, at._index, mode, f"at.{op}"), math.prod(size)
     flat, leaves = where.reshape(-1), dict(td._leaves)
-    for path, given in values_at(value, td, op).items():
+    for path, (given, span) in values_at(value, td, op).items():
         leaf = leaves[path]
         if not isinstance(leaf, Tensor):
             hint = f"td.set({show(path)!r}, value) for all of it, value made anew"
@@ -115,13 +124,13 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
             raise UnsupportedError(message(f"at.{op}", "tensor leaves", "another", {show(path): describe(leaf)}, hint))
         features = leaf.shape[len(size) :]
         v = as_value(given, leaf, path, op)
-        wide = v.view(*v.shape, *[1] * len(features)) if given is value and v.ndim > 0 else v
         try:
-            wide = wide.expand([*where.shape, *features]).reshape(len(flat), *features)
+            wide = with_features(v, span, len(features)).expand([*where.shape, *features])
         except RuntimeError:
             expected = f"a value that broadcasts to {show_sizes([*where.shape, *features])}"
-            hint = "a tensor spans batch dims; for features give {key: value}"
+            hint = "a tensor or TensorDict spans batch dims; for features give {key: value}"
             raise ShapeError(message(f"at.{op}", expected, describe(v), {show(path): describe(leaf)}, hint)) from None
+        wide = wide.reshape(len(flat), *features)
         examples = leaf.reshape(total, *features)
         if mode == "drop":  # what is dropped is written to one more example
             examples = torch.cat([examples, examples.new_zeros(1, *features)])
@@ -130,25 +139,42 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
     return build_td(leaves, td._nodes, size, td.device)
 
 
-def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, Any]:
-    """What to write into which leaf: the entries of a TensorDict or mapping, or one value for all leaves."""
+def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, tuple[Any, int | None]]:
+    """What to write into which leaf, and how many batch dims it spans: None for all of its dims, 0 where it broadcasts
+    as a whole."""
     if not isinstance(value, (TensorDict, Mapping)):
-        return dict.fromkeys(td._leaves, value)
-    given = leaves_of(value)
+        return dict.fromkeys(td._leaves, (value, None))
+    given = entries_in(value, td, ())
     for path in given:
         if path not in td._leaves:
             raise missing_key(f"at.{op}", path, td._leaves)
     return given
 
 
-def leaves_of(source: Any) -> dict[KeyPath, Any]:
-    """Values of nested mappings by path."""
+def entries_in(source: Any, td: TensorDict, at: KeyPath) -> dict[KeyPath, tuple[Any, int | None]]:
+    """Values of nested mappings by path. Those of a TensorDict span its batch dims, but for dims that its node in `td`
+    has beyond those of `td`."""
     entries: Any = source
     if isinstance(source, TensorDict):
-        return source._leaves
+        span = max(source.ndim - extra_of(td._nodes.get(at, 0)), 0)
+        return {join(at, path): (x, span) for path, x in source._leaves.items()}
     if not isinstance(source, Mapping):
-        return {(): source}
-    return {join(as_path(key, "at"), path): v for key, inner in entries.items() for path, v in leaves_of(inner).items()}
+        return {at: (source, 0)}
+    found: dict[KeyPath, tuple[Any, int | None]] = {}
+    for key, inner in entries.items():
+        found.update(entries_in(inner, td, join(at, as_path(key, "at"))))
+    return found
+
+
+def with_features(v: Tensor, span: int | None, features: int) -> Tensor:
+    """A value with dims of size 1 behind its batch dims, so that it has as many features as a leaf."""
+    span = v.ndim if span is None else span
+    if not span:
+        return v
+    own = v.ndim - span
+    if own > features:
+        raise RuntimeError("more features than the leaf has")
+    return v.view(*v.shape[:span], *[1] * (features - own), *v.shape[span:])
 
 
 def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:

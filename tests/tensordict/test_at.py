@@ -8,7 +8,7 @@ import pytest
 import torch
 from texts import T, Texts
 
-from tdc import TensorDict
+from tdc import ShapeError, TensorDict
 
 ROWS = T([0, 5, -1, -9])
 
@@ -50,6 +50,47 @@ def test_values_by_key():
     out = td.at[T([1, 8])].set({"a": T([[1.0] * 4, [2.0] * 4])}, mode="drop")
     assert out["a"].tolist() == [[0, 1, 2, 3], [1] * 4, [8, 9, 10, 11]]
     assert out["b", "c"] is td["b", "c"]
+
+
+def zeros(*features: int) -> TensorDict:
+    return TensorDict({"x": torch.zeros(3, *features), "n": {"y": torch.zeros(3, 2)}}, [3])
+
+
+def test_rows_are_never_features():
+    two = TensorDict({"x": T([1.0, 2.0])}, [2])
+    assert zeros().at[[0, 1]].set(two)["x"].tolist() == [1, 2, 0]
+    assert zeros(2).at[[0, 1]].set(two)["x"].tolist() == [[1, 1], [2, 2], [0, 0]]  # as many rows as features
+    assert zeros(4).at[[0, 2]].add(two)["x"][2].tolist() == [2] * 4
+    assert zeros(2).at[[0, 1]].set({"x": T([1.0, 2.0])})["x"].tolist() == [[1, 2], [1, 2], [0, 0]]
+    assert zeros(2).at[[0, 1]].set(TensorDict({"x": T([1.0, 2.0])}))["x"].tolist() == [[1, 2], [1, 2], [0, 0]]
+    row, one = zeros(2) + 3, (zeros(2) + 4)[:1]
+    assert zeros(2).at[1:].set(row[0])["x"].tolist() == [[0, 0], [3, 3], [3, 3]]
+    assert zeros(2).at[1:].set(one)["n", "y"].tolist() == [[0, 0], [4, 4], [4, 4]]
+    nested = zeros(2).at[[0, 1]].set({"n": TensorDict({"y": T([5.0, 6.0])}, [2])})
+    assert nested["n", "y"].tolist() == [[5, 5], [6, 6], [0, 0]]
+
+
+def test_an_inner_node_keeps_its_own_batch_dims():
+    td = TensorDict({"p": TensorDict({"q": torch.zeros(3, 4, 2)}, [3, 4])}, [3])
+    inner = TensorDict({"q": torch.ones(4, 2)}, [4])
+    assert td.at[1].set({"p": inner})["p", "q"].sum((1, 2)).tolist() == [0, 8, 0]
+    assert td.at[[0, 1]].set({"p": (td["p"] + 1)[:2]})["p", "q"].sum((1, 2)).tolist() == [8, 8, 0]
+
+
+@pytest.mark.parametrize("op", ["set", "add", "mul", "min", "max"])
+@pytest.mark.parametrize(
+    ("index", "value"),
+    [
+        ([0, 1], TensorDict({"x": torch.arange(4.0)}, [4])),
+        (0, TensorDict({"x": torch.arange(4.0)}, [4])),
+        ([0, 1], TensorDict({"x": torch.ones(2, 2, 4)}, [2])),
+        ([0, 1], TensorDict({"x": torch.ones(2, 4)}, [2, 4])),
+        (slice(None), torch.arange(4.0)),
+    ],
+)
+def test_values_that_do_not_fit_the_indexed_batch(op: str, index: Any, value: Any):
+    with pytest.raises(ShapeError, match="spans batch dims"):
+        getattr(zeros(4).at[index], op)(value)
 
 
 @pytest.mark.parametrize("mode", ["drop", "clip"])
