@@ -24,8 +24,17 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number, keys_of
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
-from tdc.core.keys import show
+from tdc.core.errors import (
+    DtypeError,
+    KeyPathError,
+    ShapeError,
+    StructureError,
+    UnsupportedError,
+    describe,
+    message,
+    refuse_wrong,
+)
+from tdc.core.keys import as_path, show
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
 from tdc.interop.records import as_tensordict, batch_of, has_fields
 from tdc.ragged.convert import to_padded
@@ -72,7 +81,7 @@ def pad_sequence(
         StructureError: no examples, other keys or other Static values in one of them.
         ShapeError: leaves that differ in another dim; every key is named. Another side.
         DtypeError: leaves to pad that are no tensors, or differ in dtype; all are named. A value that is no number.
-        KeyPathError: a key that is not there.
+        KeyPathError: a key that is not there; a `mask_key` that is.
 
     Compile:
         Traceable, the number of examples fixed.
@@ -86,10 +95,8 @@ def pad_sequence(
     Source:
         `torch.nn.utils.rnn.pad_sequence`.
     """
-    if side not in ("right", "left"):
-        expected, hint = "side='right' or side='left'", "the side of the padding"
-        raise ShapeError(message("data.pad_sequence", expected, f"{side!r}", hint=hint))
     examples = examples_of("data.pad_sequence", tds)
+    check_choices("data.pad_sequence", examples[0], side, mask_key)
     fills = fills_of(examples[0], value)
     known: list[tuple[Any, MaskedBatch]] = []
     masks: dict[Any, Tensor] = {}
@@ -198,6 +205,16 @@ def examples_of(op: OpName, tds: Any, strict: bool = True) -> list[TensorDict]:
     found = found if strict else in_common(found)
     same_keys(op, *found)
     return found
+
+
+def check_choices(op: OpName, td: TensorDict, side: Any, mask_key: NestedKey | None) -> None:
+    """Refuse another side, and a key for masks at which there are data, which the masks would replace."""
+    if side not in ("right", "left"):
+        expected, hint = "side='right' or side='left'", "the side of the padding"
+        raise ShapeError(message(op, expected, f"{side!r}", hint=hint))
+    if mask_key is not None and mask_key in td:
+        got, hint = f"{show(as_path(mask_key, op))!r}, which the examples have", "mask_key='mask', or another name"
+        raise KeyPathError(message(op, "a mask_key that the examples do not have", got, hint=hint))
 
 
 def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:

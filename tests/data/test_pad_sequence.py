@@ -131,6 +131,15 @@ def test_padding_by_inner_node():
     assert [batch[key].data[0, 1].item() for key in (("n", "x"), ("n", "y"), "z")] == [-1.0, -2.0, 0.0]
 
 
+@pytest.mark.parametrize("key", ["x", "y", "m", ("m", "w"), ("m", "e"), "s"], ids=str)
+def test_a_mask_key_replaces_no_data(key: Any):
+    with pytest.raises(tdc.KeyPathError, match="expected a mask_key that the examples do not have"):
+        tdc.data.pad_sequence(examples(1, 3), mask_key=key)
+    beside = tdc.data.pad_sequence(examples(1, 3), mask_key=("m", "mask"))
+    assert beside["m", "mask", "x"].tolist() == [[True, False, False], [True] * 3]
+    assert beside["m", "w"].lengths.tolist() == [[1], [3]]
+
+
 @pytest.mark.parametrize("rows", [([1, 2], []), ([], [1, 2])], ids=str)
 def test_an_empty_list_has_the_dtype_of_the_others(rows: Any):
     batch = tdc.data.collate([{"a": row, "n": {"b": row}} for row in rows], ragged_keys=["a", ("n", "b")])
