@@ -17,6 +17,7 @@ from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, mess
 from tdc.core.typing import OpName
 
 ARGUMENTS = ("batch_size", "batch_shape", "batch_dims")
+MEANT = {"batch_shape": "batch_size", "batch_dims": "batch_size"}
 LISTED = "['a'] for one key, ['a', ('b', 'c')] for several"
 MADE = {
     "TensorDict": "TensorDict({'key': tensor}, batch_size=[...]), or tdc.as_tensordict(obj)",
@@ -113,11 +114,15 @@ def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str =
 
 
 def check_entries(entries: dict[str, Any]) -> None:
-    """A keyword is a key; one that is nearly `batch_size`, with sizes, is refused: a mapping may hold such a key."""
+    """A keyword is a key of data: one that is nearly an argument, with a setting, is refused, and so is a flag, a str
+    or None. A mapping may hold such a key."""
     for name, value in entries.items():
-        if isinstance(value, (int, list, tuple)) and get_close_matches(name, ARGUMENTS, 1, 0.8):
-            hint = f"batch_size=..., or TensorDict({{{name!r}: ...}}) for a key of this name"
-            raise KeyPathError(message("TensorDict", "batch_size, or tensors by key", f"{name}=", hint=hint))
+        arguments = ("device",) if isinstance(value, str) else ARGUMENTS
+        near = get_close_matches(name, arguments, 1, 0.8) if isinstance(value, (int, str, list, tuple)) else []
+        if near or value is None or isinstance(value, (bool, str)):
+            hint = f"{MEANT.get(near[0], near[0])}=..., or " if near else ""
+            hint = f"{hint}TensorDict({{{name!r}: ...}}) for a key of this name"
+            raise KeyPathError(message("TensorDict", "batch_size, device, or tensors by key", f"{name}=", hint=hint))
 
 
 def expect_number_traced(op: OpName, *numbers: Any, whole: bool = False) -> None:

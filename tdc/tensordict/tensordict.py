@@ -91,11 +91,11 @@ class TensorDict(Operations):
         source: mapping of NestedKeys to leaves, mappings or TensorDicts.
         batch_size: the shared leading sizes; always explicit.
         device: where given, every leaf is moved there.
-        entries: more keys, as keyword arguments: `TensorDict(a=x, batch_size=[3])`.
+        entries: more keys, as keyword arguments: `TensorDict(a=x, batch_size=[3])`; no flags, str or None.
 
     Raises:
         ShapeError: leaves that do not begin with the batch size; every one is named.
-        KeyPathError: a key that is no NestedKey; sizes as a keyword that is nearly `batch_size`.
+        KeyPathError: a key that is no NestedKey; a keyword that is a setting, or sizes and nearly `batch_size`.
         DtypeError: a value that is no tensor and cannot become one.
 
     Compile:

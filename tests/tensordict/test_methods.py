@@ -151,7 +151,7 @@ class TestTexts(Texts):
         td = TensorDict({"a.b": T(1), "n": {"c": T(1), "d.e": T(2)}})
         self.says(lambda: td.flatten_keys(), """\
 KeyPathError
-tdc.flatten_keys: expected keys without the separator '.', got 2 with one
+tdc.flatten_keys: expected keys that split at '.' as they are joined, got 2 others
 at 'a.b'
 at 'n.d.e'
 hint: choose another separator, or td.rename_keys({old: new}) first""")  # fmt: skip
@@ -159,8 +159,21 @@ hint: choose another separator, or td.rename_keys({old: new}) first""")  # fmt: 
     def test_a_keyword_that_is_nearly_an_argument(self):
         self.says(lambda: TensorDict({"x": torch.ones(3)}, batchsize=[3]), """\
 KeyPathError
-tdc.TensorDict: expected batch_size, or tensors by key, got batchsize=
+tdc.TensorDict: expected batch_size, device, or tensors by key, got batchsize=
 hint: batch_size=..., or TensorDict({'batchsize': ...}) for a key of this name""")  # fmt: skip
+        self.says(lambda: TensorDict({"x": torch.ones(3)}, [3], devices="cpu"), """\
+KeyPathError
+tdc.TensorDict: expected batch_size, device, or tensors by key, got devices=
+hint: device=..., or TensorDict({'devices': ...}) for a key of this name""")  # fmt: skip
+
+    def test_a_keyword_that_is_a_setting(self):
+        self.says(lambda: TensorDict({"x": torch.ones(3)}, lock=True), """\
+KeyPathError
+tdc.TensorDict: expected batch_size, device, or tensors by key, got lock=
+hint: TensorDict({'lock': ...}) for a key of this name""")  # fmt: skip
+        for value in (None, False, "wrap"):
+            with pytest.raises(tdc.KeyPathError, match="by key, got names="):
+                TensorDict({"x": torch.ones(3)}, names=value)
 
     def test_another_without_a_key(self):
         td = TensorDict({"x": T(1), "n": {"c": T(1)}})
