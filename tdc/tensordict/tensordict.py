@@ -342,7 +342,8 @@ class TensorDict(Operations):
         return build_td(found, self._nodes, Unsized(), None).to_dict()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        spelling = f"td = td.set({key!r}, value)" if is_key(key) else "td = td.at[index].set(value)"
+        spelling = "td = td.at[index].set(value) for a new one, tdc.copy_(td, value, index) to write into a memory map"
+        spelling = f"td = td.set({key!r}, value)" if is_key(key) else spelling
         expected = "no assignment, TensorDicts are immutable"
         raise ImmutableError(message("TensorDict", expected, "td[...] = value", hint=spelling))
 

@@ -244,7 +244,7 @@ hint: x.unsqueeze(0) has one of size 1""",
             lambda: TensorDict({"a": {"b": 1}, "a.b": 2}).flatten_keys(),
             """\
 KeyPathError
-tdc.flatten_keys: expected keys without the separator '.', got 1 with one
+tdc.flatten_keys: expected keys that split at '.' as they are joined, got 1 others
 at 'a.b'
 hint: choose another separator, or td.rename_keys({old: new}) first""",
         )
@@ -305,7 +305,7 @@ hint: td = td.set(('meta', 'label'), value)""",
             """\
 ImmutableError
 tdc.TensorDict: expected no assignment, TensorDicts are immutable, got td[...] = value
-hint: td = td.at[index].set(value)""",
+hint: td = td.at[index].set(value) for a new one, tdc.copy_(td, value, index) to write into a memory map""",
         )
 
     def test_delete_a_key(self):
@@ -369,7 +369,7 @@ hint: nearest keys: 'tokens'""",
 ShapeError
 tdc.at.set: expected a value that broadcasts to [4, 2], got Tensor float32[2]
 at tokens: Tensor float32[3, 4, 2]
-hint: a tensor spans batch dims; for features give {key: value}""",
+hint: a tensor or TensorDict spans batch dims; for features give {key: value}""",
         )
 
     def test_at_that_would_drop_fractions(self):
