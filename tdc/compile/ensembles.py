@@ -53,7 +53,7 @@ def ensemble(
         chunk_size: as in `torch.vmap`: so many members at a time, to save memory.
 
     Returns:
-        A function `(*args, **kwargs) -> outputs`, or with `return_buffers` `-> (outputs, buffers)`.
+        A function `(*args, **kwargs) -> outputs`, or with `return_buffers` `-> (outputs, buffers)`; None stays None.
 
     Raises:
         DtypeError, ShapeError: params that is no TensorDict or has no batch dim, in_dims of other arguments.
@@ -75,19 +75,28 @@ def ensemble(
     check(params)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        dims = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
-        if len(dims) != len(args):
-            got, hint = f"{len(dims)} for {len(args)} arguments", "None for an argument that all members share"
-            raise ShapeError(message("ensemble", "one entry of in_dims for each argument", got, hint=hint))
+        dims = dims_for(in_dims, args)
 
         def one(member: TensorDict, *parts: Any) -> Any:
             return functional_call(module, member, parts, kwargs, return_buffers=return_buffers)
 
         if has_ways(module):
             return one_by_one(one, params, args, dims, randomness)
-        return vmap(one, (0, *dims), 0, randomness, chunk_size=chunk_size)(params, *args)
+        if params._leaves:
+            return vmap(one, (0, *dims), 0, randomness, chunk_size=chunk_size)(params, *args)
+        run = vmap(lambda _, *parts: one(params, *parts), (0, *dims), 0, randomness, chunk_size=chunk_size)
+        return run(torch.empty(params.batch_size[0], 0), *args)  # of modules without tensors only the number is known
 
     return call
+
+
+def dims_for(in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The dim of members in each argument; refuses another number of them."""
+    dims = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
+    if len(dims) != len(args):
+        got, hint = f"{len(dims)} for {len(args)} arguments", "None for an argument that all members share"
+        raise ShapeError(message("ensemble", "one entry of in_dims for each argument", got, hint=hint))
+    return dims
 
 
 def has_ways(module: nn.Module) -> bool:
@@ -115,7 +124,12 @@ def one_by_one(
     for k in range(params.batch_size[0]):
         parts = [x if d is None else x.select(d, k) for x, d in zip(args, dims, strict=True)]
         found.append(one(params[k], *parts))
-    return pytree.tree_map(lambda *xs: torch.stack(xs), *found, is_leaf=lambda x: is_ragged(x))
+    return pytree.tree_map(stacked, *found, is_leaf=is_ragged)
+
+
+def stacked(*xs: Any) -> Any:
+    """One result of all members, None where it is none."""
+    return None if xs[0] is None else torch.stack(xs)
 
 
 def check(params: TensorDict) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from tdc.compile.any_size import AnySize
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, normal_dim
-from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import as_path, missing_key
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -48,8 +48,12 @@ def vmap(
         out_dims: one for all results, or a tuple with one for each.
         randomness, chunk_size: as in `torch.vmap`.
 
+    Returns:
+        A function of the same arguments. A result that is None stays None.
+
     Raises:
         ShapeError: a dim that is ragged, the batch dim of ragged rows, or not there.
+        DtypeError: a result that is neither a tensor, nor a container, nor None.
 
     Compile:
         fullgraph; nests with itself and with `grad`.
@@ -74,17 +78,50 @@ def vmap(
         dims = [d for arg, dim in zip((*args, kwargs), (*given, 0), strict=True) for d in dims_of(arg, dim)]
         pairs = [for_torch(x, d) for x, d in zip(flat, dims, strict=True)]
 
+        at = first(out_dims)
+        forms: list[Any] = []
+
         def inner(*parts: Any) -> Any:
             positional, named = pytree.tree_unflatten(list(parts), spec)
             if not torch.compiler.is_compiling():
-                return fn(*positional, **named)
+                return without_none(fn(*positional, **named), at, forms)
             with AnySize():
-                return fn(*positional, **named)
+                return without_none(fn(*positional, **named), at, forms)
 
-        run = torch.vmap(inner, tuple([d for _, d in pairs]), first(out_dims), randomness, chunk_size=chunk_size)
-        return results_at(run(*[x for x, _ in pairs]), out_dims)
+        run = torch.vmap(inner, tuple([d for _, d in pairs]), at, randomness, chunk_size=chunk_size)
+        return results_at(with_none(run(*[x for x, _ in pairs]), forms), out_dims)
 
     return mapped
+
+
+def without_none(out: Any, out_dims: Any, forms: list[Any]) -> Any:
+    """Results as `torch.vmap` takes them. Of results with None a list of the others, and how they belong together goes
+    into `forms`.
+
+    Raises:
+        DtypeError: results that are no tensors.
+    """
+    if out_dims != 0:  # what is not mapped may be anything
+        return out
+    leaves, spec = pytree.tree_flatten(out, is_leaf=is_container)
+    others = [x for x in leaves if not (x is None or isinstance(x, Tensor) or is_container(x))]
+    if others:
+        hint = "return a tensor, torch.as_tensor(x), or None"
+        raise DtypeError(message("vmap", "tensors as results", describe(others[0]), hint=hint))
+    there = [x is not None for x in leaves]
+    if all(there):
+        return out
+    forms.append((there, spec))
+    return [x for x in leaves if x is not None]
+
+
+def with_none(out: Any, forms: list[Any]) -> Any:
+    """Results with None where the function returned it."""
+    if not forms:
+        return out
+    there, spec = forms[-1]
+    found = iter(out)
+    return pytree.tree_unflatten([next(found) if one else None for one in there], spec)
 
 
 def first(out_dims: Any) -> Any:

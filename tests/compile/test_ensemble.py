@@ -55,6 +55,34 @@ class TestCall:
         assert_close(ensemble(members[0], params, in_dims=(0, None))(a, b), want)
         assert_close(ensemble(members[0], params, in_dims=0)(a, input2=b), want)
 
+    @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's, without a rule for this attention
+    def test_results_that_are_none(self):
+        members, x = nets(lambda: nn.MultiheadAttention(4, 2, batch_first=True)), torch.randn(3, 5, 4)
+        call = ensemble(members[0], stack_modules(members))
+        want = torch.stack([net(x, x, x, need_weights=False)[0] for net in members])
+        for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+            y, weights = run(x, x, x, need_weights=False)
+            assert weights is None
+            assert_close(y, want)
+        assert_close(call(x, x, x)[1], torch.stack([net(x, x, x)[1] for net in members]))
+        ragged = rows(2, 0, 3)
+        net = nn.MultiheadAttention(3, 1, batch_first=True)
+        y, weights = ensemble(net, stack_modules([net] * K))(ragged, ragged, ragged, need_weights=False)
+        assert (y.shape, weights) == ((K, 3, -1, 3), None)
+
+    @pytest.mark.parametrize("in_dims", [None, 0])
+    def test_modules_without_parameters(self, in_dims: int | None):
+        members, x = [nn.Tanh(), nn.Tanh()], torch.randn(2, 3)
+        call = ensemble(members[0], stack_modules(members), in_dims)
+        for run in (call, torch.compile(call, fullgraph=True, backend="eager")):
+            assert_close(run(x), x.tanh() if in_dims == 0 else torch.stack([x.tanh()] * 2))
+        ragged = rows(2, 0, 3)
+        if in_dims is None:
+            assert ensemble(members[0], stack_modules(members))(ragged).shape == (2, 3, -1, 3)
+        drop = [nn.Dropout(0.5), nn.Dropout(0.5)]
+        y = ensemble(drop[0], stack_modules(drop), in_dims, "different")(torch.ones(2, 64))
+        assert not torch.equal(y[0], y[1])
+
     def test_containers_in_and_out(self):
         class Model(nn.Module):
             def __init__(self) -> None:
