@@ -68,15 +68,15 @@ class Evaluation:
         return self._run.counts
 
 
-def with_mean(state: TensorDict) -> TensorDict:
+def with_mean(state: TensorDict, op: str = OP) -> TensorDict:
     """The parameters; the mean of the step, or of a transform in its optimizer, replaces those that it has."""
     found = [p for p in state._nodes if parts(p)[-1] == "average" and parts(p)[0] in ("average", "optimizer")]
     if not found:
         hint = "train_step(..., average=tdc.optim.ema(0.999))"
-        raise StructureError(message(OP, "a state with an average", "one without", hint=hint))
+        raise StructureError(message(op, "a state with an average", "one without", hint=hint))
     params = state["params"]
     mean = state[max([p for p in found if parts(p)[0] == parts(found[0])[0]], key=lambda p: len(parts(p)))]
     other = [show(p) for p in mean._leaves if p not in params._leaves]
     hint = "a sharded optimizer averages its own part only: train_step(..., average=tdc.optim.ema(0.999))"
-    refuse_wrong(StructureError, OP, "an average of the parameters", other, "of something else", hint)
+    refuse_wrong(StructureError, op, "an average of the parameters", other, "of something else", hint)
     return params.update(mean)

@@ -56,6 +56,7 @@ from tdc.compile.train_state import (
     with_keys,
     without_keys,
 )
+from tdc.compile.trained import load_into
 from tdc.compile.vectorize import vmap
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
@@ -297,6 +298,29 @@ class TrainStep:
         if fn is not None:
             expect_function(op, fn)
         return Evaluation(self._step, fn, averaged, check_names(metrics, ("loss", "tokens", "rows")), self._how)
+
+    def load_into(self, target: Any, state: TensorDict, *, averaged: bool = False) -> Any:
+        """Copy trained weights into a module, which computes then what `eval` does with this state, and return it.
+
+        Args:
+            target: a module made as the one that was trained, or that one. Of the state of an ensemble a list of
+                modules, or stacked parameters as from `stack_modules`, which are returned anew.
+            averaged: as in `eval`.
+
+        Raises:
+            DtypeError: another target.
+            StructureError, ShapeError: other names, shapes, ties or numbers of modules; nothing was written.
+            UnsupportedError: a module on the meta device or sharded.
+
+        Example:
+            >>> from tdc.optim import sgd
+            >>> net = nn.Linear(2, 1)
+            >>> step = train_step(net, lambda net, x: net(x).sum(), sgd(0.1), compile=False)
+            >>> state, _ = step(step.init(), torch.ones(3, 2))
+            >>> torch.equal(step.load_into(net, state).weight, state["params", "weight"])
+            True
+        """
+        return load_into(self._step.loss.net, target, state, averaged)
 
     def vmap(self, in_dims: Any = None, *, randomness: str = "different") -> TrainStep:
         """The step for an ensemble: members stacked in the state, all trained in one graph.
