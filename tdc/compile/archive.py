@@ -100,19 +100,29 @@ def save_weights(package: Path, program: Any) -> dict[str, Any]:
     weights = {n: x for n, x in {**program.state_dict, **program.constants}.items() if isinstance(x, Tensor)}
     torch.save({n: x.detach() for n, x in weights.items()}, path)
     forms = {n: [dtype_name(x.dtype), list(x.shape)] for n, x in weights.items()}
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {"file": path.name, "sha256": digest, "forms": forms, "fixed": [n for n in forms if n in program.constants]}
+    ties: dict[int, list[str]] = {}
+    for n, x in weights.items():
+        ties.setdefault(id(x), []).append(n)
+    digest, fixed = hashlib.sha256(path.read_bytes()).hexdigest(), [n for n in forms if n in program.constants]
+    tied = [names for names in ties.values() if len(names) > 1]
+    return {"file": path.name, "sha256": digest, "forms": forms, "fixed": fixed, "ties": tied}
 
 
 def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
     """Weights by name, from a TensorDict or mapping, or the path of a `.pt` or `.safetensors` file; None for the file
     that was written with the package, which must be there unchanged. `data`: what `save_weights` said, and the folder.
+
+    Of tied tensors, which share memory in the package, one is enough. A state of `train_step` has them in two entries.
     """
     if isinstance(source, (str, os.PathLike)):
         source = tensors_in(Path(source))
     if is_tensordict(source):
-        source = {show(p): x for p, x in source._leaves.items()}
+        parts = [source[key] for key in ("params", "buffers") if key in source._nodes] if is_state(source) else [source]
+        source = {show(p): x for part in parts for p, x in part._leaves.items()}
     given = dict(source or {})
+    for names in data.get("ties", []):
+        there = [given[n] for n in names if n in given]
+        given |= {n: there[0] for n in names if there and n not in given}
     if source is None or any([n not in given for n in data["fixed"]]):
         path = Path(data["folder"], data["file"])
         changed = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != data["sha256"]
@@ -125,6 +135,11 @@ def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
     return {n: given[n].detach() for n in data["forms"]}
 
 
+def is_state(td: Any) -> bool:
+    """True for the state of a training step."""
+    return "params" in td._nodes and "optimizer" in td and "step" in td._leaves
+
+
 def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
     """Refuse weights other than the package takes; every difference is named."""
     wrong = {n: "missing" for n in forms if n not in weights}
@@ -134,7 +149,7 @@ def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
         if x is not None and (not isinstance(x, Tensor) or [dtype_name(x.dtype), list(x.shape)] != [dtype, shape]):
             wrong[name] = f"{describe(x)} instead of {dtype}{shape}"
     expected, which = "weights as the function was exported with", f"that differ{'s' * (len(wrong) == 1)}"
-    hint = "tdc.from_module(module) of the module that was exported"
+    hint = "tdc.from_module(net) of the net that was exported; step.load_into(net, state) fills it from a state"
     refuse_wrong(StructureError, "compile.Exported.load_weights", expected, wrong, which, hint)
 
 

@@ -207,8 +207,8 @@ class Exported:
         """Run with other weights from now on.
 
         Args:
-            weights: a TensorDict as from `tdc.from_module`, a mapping of names to tensors, or the path of a `.pt` or
-                `.safetensors` file.
+            weights: a TensorDict as from `tdc.from_module`, a state of `train_step`, a mapping of names to tensors, or
+                the path of a `.pt` or `.safetensors` file. Of tied weights one name is enough.
 
         Returns:
             This object.
@@ -232,8 +232,8 @@ def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
     """Load what `Exported.save` wrote. An AOTInductor package is machine code: load only what you trust.
 
     Args:
-        weights: for a file without weights: a TensorDict, a mapping of names to tensors, or the path of a `.pt` or
-            `.safetensors` file. None for the file that was saved beside it.
+        weights: for a file without weights: a TensorDict, a state of `train_step`, a mapping of names to tensors, or
+            the path of a `.pt` or `.safetensors` file. None for the file that was saved beside it.
 
     Raises:
         FormatError: no such file, damaged, of a newer format, compiled for another version of torch, or with arguments

@@ -299,7 +299,7 @@ tdc.compile.Exported.load_weights: expected weights as the function was exported
 at scale: missing
 at head: unknown
 at linear.weight: Tensor float32[2, 4] instead of float32[2, 3]
-hint: tdc.from_module(module) of the module that was exported""",
+hint: tdc.from_module(net) of the net that was exported; step.load_into(net, state) fills it from a state""",
         )
 
     def test_weights_that_are_gone_or_changed(self):
