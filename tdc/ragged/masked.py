@@ -34,6 +34,7 @@ from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
 from tdc.ragged.padding import valid_mask
 from tdc.ragged.structure import other_size
+from tdc.ragged.unflattened import expect_lengths
 
 if TYPE_CHECKING:
     from tdc.ragged.operations import MaskedOperations as Operations
@@ -269,7 +270,8 @@ def flatten_masked(x: MaskedBatch) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def unflatten_masked(children: Sequence[Any], context: tuple[Any, ...]) -> MaskedBatch:
-    """A MaskedBatch of any children, without checks."""
+    """A MaskedBatch of any children."""
+    expect_lengths("MaskedBatch", children[1], children[0], context[1], context[0])
     return set_fields(object.__new__(MaskedBatch), children[0], children[1], context[0], context[1])
 
 

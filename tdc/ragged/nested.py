@@ -53,6 +53,7 @@ from tdc.ragged.structure import (
     other_size,
     remember,
 )
+from tdc.ragged.unflattened import expect_offsets, expect_sizes
 
 if TYPE_CHECKING:
     from tdc.ragged.operations import NestedOperations as Operations
@@ -308,8 +309,11 @@ def flatten_nested(x: NestedTensor) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def unflatten_nested(children: Sequence[Any], context: tuple[Any, ...]) -> NestedTensor:
-    """A NestedTensor of any children, without checks."""
+    """A NestedTensor of any children."""
     packed_dim, batch_dim, ragged_ndim, has_shapes, has_extent = context
+    expect_offsets("NestedTensor", children[1], children[0], packed_dim)
+    if has_shapes:
+        expect_sizes("NestedTensor", children[2], children[1], ragged_ndim)
     shapes = mapped(children[2]) if has_shapes else None
     extent = mapped(children[-1]) if has_extent else None
     out = object.__new__(NestedTensor)

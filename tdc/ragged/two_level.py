@@ -41,6 +41,7 @@ from tdc.ragged.index_forms import FULL
 from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, check_bound, mapped, require_bound
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
 from tdc.ragged.structure import Structure, check_ends, check_offsets, extent_of, require_same
+from tdc.ragged.unflattened import expect_offsets
 
 if TYPE_CHECKING:
     from tdc.ragged.operations import TwoLevelOperations as Operations
@@ -404,7 +405,9 @@ def flatten_two_level(x: TwoLevelTensor) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def unflatten_two_level(children: Sequence[Any], context: tuple[Any, ...]) -> TwoLevelTensor:
-    """A TwoLevelTensor of any children, without checks."""
+    """A TwoLevelTensor of any children."""
+    inner = children[0].structure.offsets if isinstance(children[0], NestedTensor) else None
+    expect_offsets("TwoLevelTensor", children[1], inner, -1, 1)
     extent = mapped(children[2]) if context[0] else None
     return build_two_level(Structure(children[1], None, extent), children[0])
 

@@ -110,6 +110,60 @@ def test_anything_may_be_a_child(make: Callable[[int], Any], child: Any):
     assert type(x).__name__ in repr(filled)
 
 
+# -- leaves of ragged batches that are changed one by one
+
+RAGGED: dict[str, Any] = {
+    "nested": tdc.pack([torch.ones(n, 5) for n in (2, 3, 1)]),
+    "nested, last": tdc.pack([torch.ones(5, n) for n in (2, 3, 1)], ragged_dim=2),
+    "nested, two": tdc.pack([torch.ones(n, 4 - n) for n in (2, 3, 1)], ragged_dim=(1, 2)),
+    "masked": tdc.pack([torch.ones(n, 5) for n in (2, 3, 1)]).to_padded(),
+    "two levels": tdc.pack([tdc.pack([torch.ones(n, 5) for n in (2, 3)]), tdc.pack([torch.ones(4, 5)])]),
+    "td": TensorDict({"x": tdc.pack([torch.ones(n, 5) for n in (2, 3, 1)])}, [3]),
+}
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "double": lambda t: t.double(), "half": lambda t: t.half(), "int32": lambda t: t.int(), "==": lambda t: t == 1,
+    "+": lambda t: t + 1, "*": lambda t: t * 2, "sum": lambda t: t.sum(), "flatten": lambda t: t.flatten(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("x", RAGGED.values(), ids=RAGGED.keys())
+@pytest.mark.parametrize("tree_map", [pytree.tree_map, optree.tree_map], ids=["torch", "optree"])
+def test_structure_is_not_changed_with_values(tree_map: Any, x: Any, change: Any):
+    with pytest.raises((tdc.DtypeError, tdc.StructureError), match=r"from a pytree, got .*\nhint: x.with_"):
+        tree_map(change, x)
+
+
+@pytest.mark.parametrize("change", [lambda t: t[1:], lambda t: torch.cat([t, t[:1]])], ids=["slice", "cat"])
+def test_rows_of_values_are_no_rows_of_offsets(change: Any):
+    for name, x in RAGGED.items():
+        if name == "masked":  # whose first dim is the batch in both
+            assert pytree.tree_map(change, x).data.shape[0] == change(x.data).shape[0]
+        else:
+            with pytest.raises(tdc.StructureError, match="offsets from 0 to the size of the values"):
+                pytree.tree_map(change, x)
+
+
+def test_values_alone_change():
+    x = RAGGED["nested"]
+    the_same(pytree.tree_map(lambda t: t.abs(), x), x.abs())
+    the_same(pytree.tree_map(lambda t: t.double() if t.is_floating_point() else t, x), x.double())
+    stacked = pytree.tree_map(lambda *ts: torch.stack(ts), x, x)
+    the_same(pytree.tree_map(lambda t: t[0], stacked), x)
+    y = tdc.pack([torch.ones(n) for n in (2, 3, 1)])  # the first rows and the first numbers: it fits by chance
+    assert pytree.tree_map(lambda t: t[:2], y).values.shape == (2,)
+    with pytest.raises(tdc.StructureError, match="offsets from 0 to the size of the values"):
+        pytree.tree_map(lambda t: t[:3], y)
+
+
+def test_structure_in_a_graph():
+    x = RAGGED["nested"]
+    kept = torch.compile(lambda x: pytree.tree_map(lambda t: t.abs(), x), fullgraph=True, backend="eager")
+    the_same(kept(x), x)
+    with pytest.raises(Exception, match="expected int64 offsets from a pytree"):
+        torch.compile(lambda x: pytree.tree_map(lambda t: t.double(), x), fullgraph=True, backend="eager")(x)
+
+
 def test_key_paths():
     def torch_paths(x: Any) -> list[str]:
         return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(x)[0]]
