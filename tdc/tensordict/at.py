@@ -16,13 +16,14 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.dynamo import known
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.frozen import Frozen
@@ -124,13 +125,12 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
             raise UnsupportedError(message(f"at.{op}", "tensor leaves", "another", {show(path): describe(leaf)}, hint))
         features = leaf.shape[len(size) :]
         v = as_value(given, leaf, path, op)
-        try:
-            wide = with_features(v, span, len(features)).expand([*where.shape, *features])
-        except RuntimeError:
-            expected = f"a value that broadcasts to {show_sizes([*where.shape, *features])}"
+        wide, shape = with_features(v, span, len(features)), [*where.shape, *features]
+        if wide is None or not broadcasts(wide.shape, shape):
+            expected = f"a value that broadcasts to {show_sizes(shape)}"
             hint = "a tensor or TensorDict spans batch dims; for features give {key: value}"
-            raise ShapeError(message(f"at.{op}", expected, describe(v), {show(path): describe(leaf)}, hint)) from None
-        wide = wide.reshape(len(flat), *features)
+            raise ShapeError(message(f"at.{op}", expected, describe(v), {show(path): describe(leaf)}, hint))
+        wide = wide.expand(shape).reshape(len(flat), *features)
         examples = leaf.reshape(total, *features)
         if mode == "drop":  # what is dropped is written to one more example
             examples = torch.cat([examples, examples.new_zeros(1, *features)])
@@ -166,15 +166,20 @@ def entries_in(source: Any, td: TensorDict, at: KeyPath) -> dict[KeyPath, tuple[
     return found
 
 
-def with_features(v: Tensor, span: int | None, features: int) -> Tensor:
-    """A value with dims of size 1 behind its batch dims, so that it has as many features as a leaf."""
+def with_features(v: Tensor, span: int | None, features: int) -> Tensor | None:
+    """A value with dims of size 1 behind its batch dims, so that it has as many features as a leaf; None of one that has
+    more."""
     span = v.ndim if span is None else span
     if not span:
         return v
     own = v.ndim - span
-    if own > features:
-        raise RuntimeError("more features than the leaf has")
-    return v.view(*v.shape[:span], *[1] * (features - own), *v.shape[span:])
+    return None if own > features else v.view(*v.shape[:span], *[1] * (features - own), *v.shape[span:])
+
+
+def broadcasts(sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    """False if a tensor of these sizes is known not to broadcast to a shape."""
+    pairs = zip(reversed(sizes), reversed(shape), strict=False)
+    return len(sizes) <= len(shape) and not any([known(a != b) and known(a != 1) for a, b in pairs])
 
 
 def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:

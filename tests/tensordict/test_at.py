@@ -9,6 +9,7 @@ import torch
 from texts import T, Texts
 
 from tdc import ShapeError, TensorDict
+from tdc.compile import counted, dynamic
 
 ROWS = T([0, 5, -1, -9])
 
@@ -68,6 +69,17 @@ def test_rows_are_never_features():
     assert zeros(2).at[1:].set(one)["n", "y"].tolist() == [[0, 0], [4, 4], [4, 4]]
     nested = zeros(2).at[[0, 1]].set({"n": TensorDict({"y": T([5.0, 6.0])}, [2])})
     assert nested["n", "y"].tolist() == [[5, 5], [6, 6], [0, 0]]
+
+
+def test_rows_in_a_graph():
+    fn = counted(lambda td, i, rows: td.at[i].set(rows), backend="eager")
+    for n in (2, 3, 4):
+        rows = TensorDict({"x": torch.arange(1.0, n + 1), "n": {"y": torch.ones(n, 2)}}, [n])
+        td, index = TensorDict({"x": torch.zeros(5, 4), "n": {"y": torch.zeros(5, 2)}}, [5]), torch.arange(n)
+        assert same(fn(td, dynamic(index), dynamic(rows)), td.at[index].set(rows))
+    assert (fn.counts.graphs, fn.counts.compiles) == (1, 1)
+    with pytest.raises(Exception, match="spans batch dims"):  # Dynamo's, with this text in it
+        torch.compile(lambda td, o: td.at[[0, 1]].set(o), fullgraph=True, backend="eager")(zeros(4), zeros(4))
 
 
 def test_an_inner_node_keeps_its_own_batch_dims():
