@@ -167,8 +167,7 @@ def entries_in(source: Any, td: TensorDict, at: KeyPath) -> dict[KeyPath, tuple[
 
 
 def with_features(v: Tensor, span: int | None, features: int) -> Tensor | None:
-    """A value with dims of size 1 behind its batch dims, so that it has as many features as a leaf; None of one that has
-    more."""
+    """A value with dims of size 1 behind its batch dims, for as many features as a leaf has; None if it has more."""
     span = v.ndim if span is None else span
     if not span:
         return v
