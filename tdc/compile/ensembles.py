@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from tdc.compile.functional import functional_call
-from tdc.compile.vectorize import vmap
+from tdc.compile.vectorize import one_for_each, vmap
 from tdc.core import pytree
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.ragged.storage import is_ragged
@@ -75,7 +75,7 @@ def ensemble(
     check(params)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        dims = dims_for(in_dims, args)
+        dims = one_for_each("ensemble", in_dims, args)
 
         def one(member: TensorDict, *parts: Any) -> Any:
             return functional_call(module, member, parts, kwargs, return_buffers=return_buffers)
@@ -88,15 +88,6 @@ def ensemble(
         return run(torch.empty(params.batch_size[0], 0), *args)  # of modules without tensors only the number is known
 
     return call
-
-
-def dims_for(in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The dim of members in each argument; refuses another number of them."""
-    dims = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
-    if len(dims) != len(args):
-        got, hint = f"{len(dims)} for {len(args)} arguments", "None for an argument that all members share"
-        raise ShapeError(message("ensemble", "one entry of in_dims for each argument", got, hint=hint))
-    return dims
 
 
 def has_ways(module: nn.Module) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tdc.compile._torch.autograd import recording
 from tdc.compile._torch.retraced import begin
+from tdc.compile.beside import put_back, tensors_in
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
 from tdc.core.dynamo import constant
@@ -97,12 +98,29 @@ def both_of(op: str, fn: Callable[..., Any], argnums: int | tuple[int, ...], has
             return fn(*full, **named)
 
         others = [None if i in chosen else x for i, x in enumerate(args)]
-        run = by_autograd(inner, has_aux) if begin() else torch.func.grad_and_value(inner, has_aux=has_aux)
+        run = by_autograd(inner, has_aux) if begin() else by_transform(inner, has_aux)
         grads, value = run([part.tensors for part in taken], [part.others for part in taken], others, kwargs)
         found = [part.gradients(tensors) for part, tensors in zip(taken, grads, strict=True)]
         return value, found[0] if isinstance(argnums, int) else tuple(found)
 
     return call
+
+
+def by_transform(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """`torch.func.grad_and_value`, which takes tensors only, with an aux of anything."""
+    if not has_aux:
+        return torch.func.grad_and_value(fn)
+    form: list[Any] = []
+
+    def inner(*args: Any) -> tuple[Any, list[Tensor]]:
+        loss, aux = fn(*args)
+        return loss, tensors_in(aux, form)
+
+    def run(*args: Any) -> tuple[Any, Any]:
+        grads, (loss, tensors) = torch.func.grad_and_value(inner, has_aux=True)(*args)
+        return grads, (loss, put_back(tensors, form))
+
+    return run
 
 
 def by_autograd(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
@@ -239,7 +257,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
     """The value of a function, and a function that takes cotangents of it back to the arguments.
 
     Args:
-        fn: returns containers or tensors; with `has_aux` a pair of them and more tensors or containers.
+        fn: returns containers or tensors; with `has_aux` a pair of them and anything.
 
     Returns:
         `(value, pullback)`, with `has_aux` also aux. `pullback(cotangents)` takes what has the form of the value, and
@@ -264,7 +282,9 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
     expect_function("vjp", fn)
     parts = [Part(x, "vjp") for x in primals]
     run: Any = torch.func.vjp
-    _, back, (value, *aux) = run(on_tensors(fn, parts, has_aux, "vjp"), *[p.tensors for p in parts], has_aux=True)
+    form: list[Any] = []
+    _, back, found = run(on_tensors(fn, parts, has_aux, "vjp", form), *[p.tensors for p in parts], has_aux=True)
+    value, *aux = put_back(found, form)
 
     def pullback(cotangents: Any) -> tuple[Any, ...]:
         grads = back(Part(cotangents, "vjp").tensors)
@@ -279,7 +299,7 @@ def jvp(
     """The value of a function, and its derivative in the direction of the tangents, in the form of the value.
 
     Args:
-        fn: returns containers or tensors; with `has_aux` a pair of them and more tensors or containers.
+        fn: returns containers or tensors; with `has_aux` a pair of them and anything.
         tangents: one for each argument, of its form.
 
     Raises:
@@ -305,16 +325,20 @@ def jvp(
     parts = [Part(x, "jvp") for x in primals]
     values, directions = tuple([p.tensors for p in parts]), tuple([Part(t, "jvp").tensors for t in tangents])
     run: Any = torch.func.jvp
-    _, out, (value, *aux) = run(on_tensors(fn, parts, has_aux, "jvp"), values, directions, has_aux=True)
+    form: list[Any] = []
+    _, out, found = run(on_tensors(fn, parts, has_aux, "jvp", form), values, directions, has_aux=True)
+    value, *aux = put_back(found, form)
     return (value, Part(value, "jvp").gradients(out), *aux)
 
 
-def on_tensors(fn: Callable[..., Any], parts: list[Part], has_aux: bool, op: str) -> Callable[..., Any]:
-    """A function from lists of tensors to a list of tensors, with its value and aux beside."""
+def on_tensors(
+    fn: Callable[..., Any], parts: list[Part], has_aux: bool, op: str, form: list[Any]
+) -> Callable[..., Any]:
+    """A function from lists of tensors to a list of tensors, with the tensors of its value and aux beside."""
 
-    def inner(*values: list[Tensor]) -> tuple[list[Tensor], Any]:
+    def inner(*values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         out = fn(*[part.filled(tensors, part.others) for part, tensors in zip(parts, values, strict=True)])
         value, aux = out if has_aux else (out, None)
-        return Part(value, op).tensors, (value, aux) if has_aux else (value,)
+        return Part(value, op).tensors, tensors_in((value, aux) if has_aux else (value,), form)
 
     return inner

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile.beside import put_back, tensors_in
 from tdc.compile.gradients import Part, by_path, differentiable
 from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
 from tdc.core.dynamo import has_forward_mode
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
-from tdc.core.typing import MISSING
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import data_of, is_ragged, with_data
@@ -120,7 +120,7 @@ def jacobian(
         if op != "jacrev":
             has_forward_mode()
         parts = [Part(args[i], op) for i in chosen]
-        form: list[Any] = []  # of the result: everything but its tensors, which alone come out of a transform
+        form: list[Any] = []
 
         def inner(values: list[list[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
             full = list(args)
@@ -132,14 +132,11 @@ def jacobian(
             if not found:
                 got, hint = describe(out), "return floating-point tensors; has_aux=True for (result, anything else)"
                 raise DtypeError(message(op, "a result with floating-point tensors", got, hint=hint))
-            leaves, spec = pytree.tree_flatten(out)
-            form[:] = [MISSING if isinstance(x, Tensor) else x for x in leaves], spec
-            return found, [x for x in leaves if isinstance(x, Tensor)]
+            return found, tensors_in(out, form)
 
         found, tensors = transform(inner)([part.tensors for part in parts])
-        it, (others, spec) = iter(tensors), form
-        out = pytree.tree_unflatten([next(it) if x is MISSING else x for x in others], spec)
-        out, aux = out if has_aux else (out, None)
+        whole = put_back(tensors, form)
+        out, aux = whole if has_aux else (whole, None)
         rows = iter(found)
         jac = pytree.tree_map(lambda y: of_result(op, y, parts, rows, argnums), out, is_leaf=is_container)
         return (jac, aux) if has_aux else jac

@@ -15,16 +15,19 @@ Invariant: no tensor is copied that `torch.vmap` would not copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.compile.any_size import AnySize
+from tdc.compile.beside import put_back, tensors_in
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import as_path, missing_key
+from tdc.core.typing import MISSING
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import axis_of, data_of, is_ragged, with_static
@@ -70,58 +73,44 @@ def vmap(
     expect_function("vmap", fn)
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        given = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
-        if len(given) != len(args):
-            got = f"{len(given)} for {len(args)} arguments"
-            raise ShapeError(message("vmap", "one entry of in_dims for each argument", got, hint="use None for no dim"))
+        given = one_for_each("vmap", in_dims, args)
         flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=is_ragged)
         dims = [d for arg, dim in zip((*args, kwargs), (*given, 0), strict=True) for d in dims_of(arg, dim)]
         pairs = [for_torch(x, d) for x, d in zip(flat, dims, strict=True)]
 
         at = first(out_dims)
-        forms: list[Any] = []
+        form: list[Any] = []
 
         def inner(*parts: Any) -> Any:
             positional, named = pytree.tree_unflatten(list(parts), spec)
-            if not torch.compiler.is_compiling():
-                return without_none(fn(*positional, **named), at, forms)
-            with AnySize():
-                return without_none(fn(*positional, **named), at, forms)
+            with AnySize() if torch.compiler.is_compiling() else nullcontext():
+                out = fn(*positional, **named)
+            return out if at != 0 else mapped_tensors(out, form)  # what is not mapped may be anything
 
         run = torch.vmap(inner, tuple([d for _, d in pairs]), at, randomness, chunk_size=chunk_size)
-        return results_at(with_none(run(*[x for x, _ in pairs]), forms), out_dims)
+        out = run(*[x for x, _ in pairs])
+        return results_at(put_back(out, form) if at == 0 else out, out_dims)
 
     return mapped
 
 
-def without_none(out: Any, out_dims: Any, forms: list[Any]) -> Any:
-    """Results as `torch.vmap` takes them. Of results with None a list of the others, and how they belong together goes
-    into `forms`.
+def one_for_each(op: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An entry of in_dims for each argument; refuses another number of them."""
+    given = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
+    if len(given) != len(args):
+        got, hint = f"{len(given)} for {len(args)} arguments", "None for an argument that is not mapped"
+        raise ShapeError(message(op, "one entry of in_dims for each argument", got, hint=hint))
+    return given
 
-    Raises:
-        DtypeError: results that are no tensors.
-    """
-    if out_dims != 0:  # what is not mapped may be anything
-        return out
-    leaves, spec = pytree.tree_flatten(out, is_leaf=is_container)
-    others = [x for x in leaves if not (x is None or isinstance(x, Tensor) or is_container(x))]
+
+def mapped_tensors(out: Any, form: list[Any]) -> list[Tensor]:
+    """The tensors of results; a DtypeError for results that are neither tensors, nor containers, nor None."""
+    tensors = tensors_in(out, form)
+    others = [x for x in form[0] if x is not None and x is not MISSING]
     if others:
         hint = "return a tensor, torch.as_tensor(x), or None"
         raise DtypeError(message("vmap", "tensors as results", describe(others[0]), hint=hint))
-    there = [x is not None for x in leaves]
-    if all(there):
-        return out
-    forms.append((there, spec))
-    return [x for x in leaves if x is not None]
-
-
-def with_none(out: Any, forms: list[Any]) -> Any:
-    """Results with None where the function returned it."""
-    if not forms:
-        return out
-    there, spec = forms[-1]
-    found = iter(out)
-    return pytree.tree_unflatten([next(found) if one else None for one in there], spec)
+    return tensors
 
 
 def first(out_dims: Any) -> Any:

@@ -120,6 +120,19 @@ class TestGrad:
         inside = TensorDict({"w": torch.ones(2), "i": torch.arange(2)}, [2])
         assert tdc.grad(lambda d: d["p"]["w"].sum())({"p": inside})["p"].keys() == ("w",)
 
+    @pytest.mark.parametrize("run", [lambda fn: fn, compiled], ids=["eager", "graph"])
+    def test_aux_of_anything(self, run: Any):
+        x = torch.tensor([1.0, 2.0])
+        aux = {"n": None, "text": "a", "count": 3, "y": x * 2}
+        (value, found), grads = run(tdc.value_and_grad(lambda x: ((x * x).sum(), {**aux, "y": x * 2}), has_aux=True))(x)
+        assert (value, grads.tolist(), found["y"].tolist()) == (5, [2, 4], [2, 4])
+        assert {key: found[key] for key in ("n", "text", "count")} == {"n": None, "text": "a", "count": 3}
+        value, found = run(lambda x: tdc.jvp(lambda x: (x * x, None), (x,), (x,)))(x)
+        assert (value[1], found[0].tolist(), found[1]) == (None, [2, 8], None)
+        assert run(lambda x: tdc.vjp(lambda x: (x * x, (None, "a")), x, has_aux=True)[2])(x) == (None, "a")
+        once: Any = tdc.vmap(tdc.grad(lambda x: (x * x, None), has_aux=True))
+        assert run(once)(x)[1] is None
+
     def test_aux(self):
         g, aux = tdc.grad(lambda x: (x.sum(), x * 2), has_aux=True)(torch.ones(2))
         assert (g.tolist(), aux.tolist()) == ([1, 1], [2, 2])
