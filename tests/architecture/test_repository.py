@@ -134,7 +134,11 @@ def test_a_changed_state_is_seen():
 
 # Tests that are fast by their mark are fast by the clock.
 
-LONG: dict[str, str] = {}  # files with a fast test of more than five seconds, and why it is one
+LONG = {  # files with a fast test of more than five seconds, and why it is fast all the same
+    "laws/test_fakes.py": "a law, and some 150 operations are pointwise",
+    "laws/test_strides.py": "a law, of all operations",
+    "docs/test_readme.py": "a block of docs/testing.md shows what it takes to compare graphs",
+}
 
 
 def test_no_fast_test_takes_long():
