@@ -32,6 +32,7 @@ from tdc.core.frozen import constant_of, constants_of
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
+from tdc.ragged.display import has_numbers, shown, text
 from tdc.ragged.padding import valid_mask
 from tdc.ragged.structure import other_size
 from tdc.ragged.unflattened import expect_lengths
@@ -190,8 +191,12 @@ class MaskedBatch(Operations):
     def __repr__(self) -> str:
         if not isinstance(self.data, Tensor):
             return f"MaskedBatch({type(self.data).__name__})"
-        dims = self.ragged_dims
-        return f"MaskedBatch(shape={self.shape}, ragged_dims={dims}, dtype={self.dtype}, device={self.device})"
+        if not has_numbers(self._data, self._lengths):
+            return text(self, {}, None, ragged_dims=self.ragged_dims)
+        one = len(self.ragged_dims) == 1
+        rows = [crop(self, self._data.select(self._batch, i), self._lengths[i].tolist()) for i in shown(len(self))]
+        sizes = {"lengths": self._lengths[:, 0] if one else self._lengths}
+        return text(self, sizes, rows, ragged_dims=self.ragged_dims)
 
     def to(self, *args: Any, **kwargs: Any) -> MaskedBatch:
         """`Tensor.to` for the data; the lengths follow to the device."""

@@ -34,6 +34,7 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, me
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
+from tdc.ragged.display import has_numbers, shown, text
 from tdc.ragged.segments import (
     known_sizes,
     lengths_of,
@@ -218,8 +219,11 @@ class NestedTensor(Operations):
     def __repr__(self) -> str:
         if not isinstance(self.values, Tensor):
             return f"NestedTensor({type(self.values).__name__})"
-        packed = tuple(self.values.shape)
-        return f"NestedTensor(shape={self.shape}, packed={packed}, dtype={self.dtype}, device={self.device})"
+        s = self.structure
+        if not has_numbers(self._values, s.offsets):
+            return text(self, {}, None)
+        sizes = {"lengths": self.lengths} if s.shapes is None else {"sizes": s.shapes}
+        return text(self, sizes, [example(self, i) for i in shown(s.batch_size)])
 
     def with_values(self, values: Tensor) -> NestedTensor:
         """A batch of the same structure with other values, which have the same size along the packed axis.
@@ -258,6 +262,14 @@ class NestedTensor(Operations):
         extent = None if s.extent is None else extent_of(longest(s), values.device)
         moved = Structure(offsets, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
         return build_nested(remember(sizes_on_host, moved, known_sizes(s)), values)
+
+
+def example(x: NestedTensor, i: int) -> Tensor:
+    """One example as a view; reads where it lies on the host."""
+    s = x._structure
+    begin, end = s.offsets[i : i + 2].tolist()
+    row = x._values.narrow(s.packed_dim, begin, end - begin)
+    return row if s.shapes is None else row.unflatten(s.packed_dim, s.shapes[i].tolist())
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:

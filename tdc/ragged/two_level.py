@@ -37,8 +37,9 @@ from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureErro
 from tdc.core.pytree import register
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.slow_paths import announce
+from tdc.ragged.display import has_numbers, shown, text
 from tdc.ragged.index_forms import FULL
-from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, check_bound, mapped, require_bound
+from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, check_bound, example, mapped, require_bound
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
 from tdc.ragged.structure import Structure, check_ends, check_offsets, extent_of, require_same
 from tdc.ragged.unflattened import expect_offsets
@@ -211,8 +212,12 @@ class TwoLevelTensor(Operations):
     def __repr__(self) -> str:
         if not isinstance(self._content, Tensor):
             return f"TwoLevelTensor({type(self._values).__name__})"
-        packed = f"inner={self._values.batch_size[0]}, packed={tuple(self._values.values.shape)}"
-        return f"TwoLevelTensor(shape={self.shape}, {packed}, dtype={self.dtype}, device={self.device})"
+        inner, s = self._values, self._structure
+        if not has_numbers(inner._values, inner._structure.offsets, s.offsets):
+            return text(self, {}, None)
+        spans = [s.offsets[i : i + 2].tolist() for i in shown(s.batch_size)]
+        rows = [([example(inner, begin + j) for j in shown(end - begin)], end - begin) for begin, end in spans]
+        return text(self, {"lengths": self.lengths, "inner_lengths": inner.lengths}, rows)
 
     @overload
     def with_values(self, values: NestedTensor) -> TwoLevelTensor: ...

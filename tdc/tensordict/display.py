@@ -90,10 +90,10 @@ def static_html(key: str, entry: Static) -> str:
 
 
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
-    """A tree as the RFC prints it, keys sorted."""
+    """A tree as the RFC prints it, keys in insertion order."""
     pad = indent + "    "
     entries: list[str] = []
-    for key, entry, inner in sorted(children(leaves, nodes, size), key=lambda child: child[0]):
+    for key, entry, inner in children(leaves, nodes, size):
         if inner is None:
             text = static_text(entry.value) if type(entry) is Static else leaf_text(entry)
         else:

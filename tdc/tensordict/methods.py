@@ -14,6 +14,7 @@ import torch
 
 from tdc.core.frozen import read_only
 from tdc.tensordict.at import at_of
+from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.paths import depth as depth_of
 from tdc.tensordict.summary import summary
 from tdc.tensordict.tensordict import TensorDict
@@ -56,7 +57,14 @@ def imag(td: TensorDict) -> TensorDict:
     return torch.imag(td)  # type: ignore[arg-type, return-value]  # it dispatches
 
 
-METHODS: dict[str, Callable[..., Any]] = {"is_empty": is_empty, "summary": summary}
+def key_completions(td: TensorDict) -> list[Any]:
+    """The keys, for IPython to complete `td["` with; those of inner nodes as tuples."""
+    return list(Keyed.keys(td, True))
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "_ipython_key_completions_": key_completions, "is_empty": is_empty, "summary": summary
+}  # fmt: skip
 PROPERTIES: dict[str, Callable[[TensorDict], Any]] = {
     "at": at_of, "depth": depth, "dtype": dtype, "imag": imag, "is_cpu": all_on("cpu"), "is_cuda": all_on("cuda"),
     "is_meta": all_on("meta"), "real": real,

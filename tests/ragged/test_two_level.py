@@ -34,9 +34,8 @@ class TestParts:
         assert x.lengths.tolist() == [2, 0, 3, 1]
         assert x.offsets.tolist() == [0, 2, 2, 5, 6]
         assert x.inner_lengths.tolist() == LENGTHS
-        assert repr(x) == (
-            "TwoLevelTensor(shape=torch.Size([4, -1, -1, 4]), inner=6, packed=(15, 4), dtype=torch.float64, device=cpu)"
-        )
+        head = "TwoLevelTensor(shape=torch.Size([4, -1, -1, 4]), lengths=[2, 0, 3, 1], inner_lengths="
+        assert repr(x).startswith(head)
 
     def test_sizes_of_ragged_dims_are_no_numbers(self, docs: Any):
         with pytest.raises(tdc.ShapeError, match="one size"):

@@ -49,16 +49,16 @@ class TestPrinting(TestCase):
             """\
 TensorDict(
     fields={
+        tensor: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False),
+        from_np: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float64, is_shared=False),
+        from_int: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.int64, is_shared=False),
+        from_list: Tensor(shape=torch.Size([1, 3]), device=cpu, dtype=torch.int64, is_shared=False),
         from_dict: TensorDict(
             fields={
                 a: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.int64, is_shared=False)},
             batch_size=torch.Size([]),
             device=None,
-            is_shared=False),
-        from_int: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.int64, is_shared=False),
-        from_list: Tensor(shape=torch.Size([1, 3]), device=cpu, dtype=torch.int64, is_shared=False),
-        from_np: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float64, is_shared=False),
-        tensor: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False)},
+            is_shared=False)},
     batch_size=torch.Size([]),
     device=None,
     is_shared=False)""",
@@ -74,8 +74,8 @@ TensorDict(
     fields={
         0: TensorDict(
             fields={
-                bias: Tensor(shape=torch.Size([4]), device=cpu, dtype=torch.float32, is_shared=False),
-                weight: Tensor(shape=torch.Size([4, 3]), device=cpu, dtype=torch.float32, is_shared=False)},
+                weight: Tensor(shape=torch.Size([4, 3]), device=cpu, dtype=torch.float32, is_shared=False),
+                bias: Tensor(shape=torch.Size([4]), device=cpu, dtype=torch.float32, is_shared=False)},
             batch_size=torch.Size([]),
             device=None,
             is_shared=False)},
