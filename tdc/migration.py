@@ -18,11 +18,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tdc import compile as compiled
-from tdc import data, interop, io, nn, optim
+from tdc import data, hf, interop, io, nn, ops, optim, testing
 from tdc.core.container import Absent, error_of
 from tdc.core.errors import DtypeError, MethodError, message
 from tdc.core.rules import CLASS_NAMES
-from tdc.ops import CLASSES as CLASSES  # which have their methods now
+from tdc.ops.install import CLASSES as CLASSES  # which have their methods now
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict
@@ -289,6 +289,11 @@ def nearest(name: str, module: ModuleType) -> str:
     return spelt[found[0]] if found else ""
 
 
+def lister(module: ModuleType, *spaces: str) -> Callable[[], list[str]]:
+    """`__dir__` of a module: what it offers, and the modules in it that are part of that."""
+    return lambda: sorted([*public(module), *spaces])
+
+
 def public(module: ModuleType) -> list[str]:
     """What a module offers: its names without those that it imports for itself."""
     return [n for n, x in vars(module).items() if n[0] != "_" and not isinstance(x, ModuleType)]
@@ -317,7 +322,11 @@ CALLED = {
 for _cls, _table in INSTEAD.items():
     for _name, _instead in each(_table):
         setattr(_cls, _name, Other(_name, _instead))
+SPACES = (compiled, data, hf, interop, io, nn, ops, optim, testing)
 vars(sys.modules["tdc"])["__getattr__"] = getter("tdc")
+vars(sys.modules["tdc"])["__dir__"] = lister(sys.modules["tdc"], *[m.__name__.removeprefix("tdc.") for m in SPACES])
+for _module in SPACES:
+    vars(_module)["__dir__"] = lister(_module)
 for _module in (compiled, data, interop, io, nn, optim):
     vars(_module)["__getattr__"] = getter(_module.__name__)
     _module.__class__ = Named

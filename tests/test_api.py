@@ -260,11 +260,11 @@ varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0
             """\
 class LossScale(init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
 class Optimizer(init, update, takes='gradients', gives='parameters', rates=no_rates, elementwise=False,
-    process_group=None)
+    process_group=None, name='')
 Rate
 Schedule
 class Transform(init, update, takes='gradients', gives='gradients', rates=no_rates, elementwise=False,
-    process_group=None)
+    process_group=None, name='')
 adadelta(lr=1.0, rho=0.9, eps=1e-06, weight_decay=0.0)
 adafactor(lr=0.01, beta2_decay=-0.8, eps=(None, 0.001), d=1.0, weight_decay=0.0)
 adagrad(lr=0.01, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10)

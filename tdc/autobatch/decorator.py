@@ -37,6 +37,9 @@ class Lanes:
     def __init__(self, value: Any) -> None:
         self.value = value
 
+    def __repr__(self) -> str:
+        return f"lanes({describe(self.value)})"
+
 
 def lanes(value: Any) -> Lanes:
     """Mark an argument of a function of `batch` as a batch: the first dim of its tensors counts examples.
@@ -46,8 +49,7 @@ def lanes(value: Any) -> Lanes:
 
     Example:
         >>> @batch
-        ... def steps(x):
-        ...     n = 0
+        ... def steps(x, n=0):
         ...     while x > 1:
         ...         x, n = x / 2, n + 1
         ...     return n

@@ -24,6 +24,7 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.core.arguments import expect_function
 from tdc.core.dynamo import with_own_graphs
+from tdc.core.slow_paths import users_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class counted:
         mode, options: as of `torch.compile`, for Inductor.
 
     Raises:
-        UnsupportedError: no such backend or mode. A call raises what the library raised while it was traced.
+        UnsupportedError: no such backend or mode. A call raises what the library raised while it was traced; a note
+            behind the text has the user's line.
 
     Example:
         >>> f = counted(lambda x: x * 2, backend="eager")
@@ -79,6 +81,10 @@ class counted:
         self._seconds = 0.0
         self._compiled = torch.compile(with_own_graphs(fn), backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
 
+    def __repr__(self) -> str:
+        own = self.counts
+        return f"counted({own.name}, graphs={own.graphs}, breaks={own.breaks}, compiles={own.compiles})"
+
     def _note(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         """The backend, with a note taken at each call."""
         self._frames.append(current_compile()[0])
@@ -92,9 +98,9 @@ class counted:
         try:
             out = self._compiled(*args, **kwargs)
         except RuntimeError as error:
-            if (ours := raised_by_trace(error)) is None:
+            if not hasattr(error, "real_stack"):  # not of a trace
                 raise
-            raise ours from error
+            raise short_of(error) from None
         self._breaks += graph_breaks() - breaks
         if len(self._frames) > compiles:
             self._seconds += time.perf_counter() - begin
@@ -104,6 +110,15 @@ class counted:
     def counts(self) -> Counts:
         """The counts up to now."""
         return Counts(self.name, len(set(self._frames)), self._breaks, len(self._frames), self._kernels, self._seconds)
+
+
+def short_of(error: Any) -> Exception:
+    """The error of a trace without the calls inside of torch that led to it: where it is ours, ours. A note behind its
+    text has the user's line."""
+    found: Exception = raised_by_trace(error) or error
+    if line := users_line(error.real_stack):
+        found.add_note(f"at {line}")
+    return found.with_traceback(None)
 
 
 def peak_bytes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:

@@ -20,7 +20,7 @@ from tdc.tensordict.tensordict import TensorDict
 OP = "compile.train_step.eval"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """What `TrainStep.eval` returns: call it as `(state, batch) -> metrics`."""
 
@@ -29,6 +29,9 @@ class Evaluation:
     _averaged: bool
     _metrics: tuple[str, ...]
     _how: dict[str, Any] | None
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self._step.title})"
 
     def __call__(self, state: TensorDict, batch: Any) -> TensorDict:
         """The metrics of a batch."""

@@ -63,6 +63,14 @@ class Step:
     average: Any
     process_group: Any = None
 
+    @property
+    def title(self) -> str:
+        """What a step and its evaluation print as."""
+        net, fn = self.loss.net, self.loss.fn
+        parts = [] if net is None else [f"net={type(net).__name__}"]
+        optimizer = getattr(self.optimizer, "title", type(self.optimizer).__name__)
+        return ", ".join([*parts, f"loss={getattr(fn, '__name__', type(fn).__name__)}", f"optimizer={optimizer}"])
+
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
         self.check(state, batch)
         params, before, buffers, nodes = state["params"], state["optimizer"], None, state._nodes

@@ -129,7 +129,7 @@ def train_step(
     return TrainStep(run, run, donate, how)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TrainStep:
     """What `train_step` returns: call it as `(state, batch) -> (state, metrics)`.
 
@@ -141,6 +141,9 @@ class TrainStep:
     _step: Step
     _donate: bool
     _how: dict[str, Any] | None
+
+    def __repr__(self) -> str:
+        return f"TrainStep({self._step.title}, {'not compiled' if self._how is None else 'compiled'})"
 
     def init(
         self,

@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -56,17 +57,17 @@ def announce(path: str, op: str) -> str:
 
 
 def refusal(path: str, op: str, torch_op: str) -> str:
-    """The message for a forbidden path: the operation, and the last line before `tdc` that is not torch's."""
-    before: list[Any] = []
-    for frame in program_stack():
-        if frame.filename.startswith(PACKAGE):
-            break
-        before.append(frame)
-    users = [f for f in before if not f.filename.startswith(TORCH)]
-    at = [f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}: {f.line or ''}" for f in users[-1:]]
+    """The message for a forbidden path: the operation, and the user's line."""
+    at = [line for line in [users_line(program_stack())] if line]
     found = {"padding": "padding", "loops": "a loop over examples", "syncs": f"a read by aten.{torch_op}"}
     got = found[path] if path == "syncs" and op == torch_op else f"{found[path]} in {op!r}"
     return message("testing.forbid", f"no {path}", got, at, CURES[path])
+
+
+def users_line(frames: Iterable[Any]) -> str:
+    """The last of some calls that is in code of users, neither torch's nor this library's; empty where none is."""
+    own = [f for f in frames if not f.filename.startswith((PACKAGE, TORCH))][-1:]
+    return "".join([f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}: {f.line or ''}" for f in own])
 
 
 def watched(row: str, op: Op) -> str:

@@ -26,7 +26,17 @@ from tdc.core.dtypes import HALF
 from tdc.core.dynamo import constant
 from tdc.core.typing import KeyPath
 from tdc.optim.foreach import Column, Scalar
-from tdc.optim.transform import Optimizer, Rate, check_grads, check_rate, check_state, check_td, rate_at, trainable
+from tdc.optim.transform import (
+    Optimizer,
+    Rate,
+    check_grads,
+    check_rate,
+    check_state,
+    check_td,
+    maker_of,
+    rate_at,
+    trainable,
+)
 from tdc.tensordict.paths import gathered, prefixed, replaced
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -88,7 +98,13 @@ def optimizer(
 
         return updated(op, run, grads, state, params, names, tuple(numbers), found, own_shapes)
 
-    return Optimizer(init, update, rates=rates, elementwise=features is None and not own_shapes)
+    name = f"{op.rpartition('.')[2]}(lr={rate_text(lr)})"
+    return Optimizer(init, update, rates=rates, elementwise=features is None and not own_shapes, name=name)
+
+
+def rate_text(lr: Rate) -> str:
+    """A learning rate as an optimiser prints it; a schedule by the function that made it."""
+    return f"{lr:g}" if isinstance(lr, (int, float)) else maker_of(lr)
 
 
 def begin(

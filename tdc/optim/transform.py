@@ -49,7 +49,7 @@ def no_rates(state: TensorDict) -> dict[str, Tensor]:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Transform:
     """Two functions: `init(params) -> state` and `update(updates, state, params) -> (updates, state)`.
 
@@ -61,6 +61,7 @@ class Transform:
         rates: of a state the learning rates that the next update takes, by the keys of parts with dots; "" is its own.
         elementwise: whether a new number depends on nothing but those at its own position.
         process_group: of `sharded`, the processes that have other states.
+        name: what it prints as; that of the function it was made in by default.
 
     Raises:
         StructureError, DtypeError, ShapeError: in `update`, updates or a state of other parameters.
@@ -79,9 +80,18 @@ class Transform:
     rates: Rates = no_rates
     elementwise: bool = False
     process_group: Any = None
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title})"
+
+    @property
+    def title(self) -> str:
+        """The name, such as "adamw(lr=0.001)"."""
+        return self.name or maker_of(self.update)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Optimizer(Transform):
     """A `Transform` of gradients into new parameters: `update(grads, state, params) -> (params, state)`."""
 
@@ -92,6 +102,12 @@ class Optimizer(Transform):
     rates: Rates = no_rates
     elementwise: bool = False
     process_group: Any = None
+    name: str = ""
+
+
+def maker_of(fn: Any) -> str:
+    """The function that a function was made in, by name: "cosine" of `cosine(3e-4, steps=100)`."""
+    return str(getattr(fn, "__qualname__", type(fn).__name__)).partition(".")[0]
 
 
 def of_parts(parts: Mapping[str, Transform], init: Callable[[TensorDict], TensorDict], update: Update) -> Transform:
@@ -101,7 +117,8 @@ def of_parts(parts: Mapping[str, Transform], init: Callable[[TensorDict], Tensor
     first, last = own[0], own[-1]
     kind = Optimizer if (first.takes, last.gives) == (GRADIENTS, PARAMETERS) else Transform
     elementwise = all([part.elementwise for part in own])
-    return kind(init, update, first.takes, last.gives, rates_of(parts), elementwise, group_of(parts))
+    name = f"{maker_of(update)}({', '.join([part.title for part in own])})"
+    return kind(init, update, first.takes, last.gives, rates_of(parts), elementwise, group_of(parts), name)
 
 
 def around(
@@ -110,7 +127,8 @@ def around(
 ) -> Optimizer:  # fmt: skip
     """An optimiser around another one, whose state is at "inner" in its own."""
     group = inner.process_group if process_group is None else process_group
-    return Optimizer(init, update, rates=rates_of({"inner": inner}), elementwise=elementwise, process_group=group)
+    name, rates = f"{maker_of(update)}({inner.title})", rates_of({"inner": inner})
+    return Optimizer(init, update, rates=rates, elementwise=elementwise, process_group=group, name=name)
 
 
 def group_of(parts: Mapping[str, Transform]) -> Any:
@@ -137,6 +155,7 @@ def stateless(update: Callable[[TensorDict, TensorDict], TensorDict], elementwis
         lambda params: TensorDict({}, params.batch_size),
         lambda grads, state, params: (update(grads, params), state),
         elementwise=elementwise,
+        name=maker_of(update),
     )
 
 

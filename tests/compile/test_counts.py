@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from typing import Any
 
 import pytest
@@ -64,7 +66,21 @@ def test_errors_of_the_library_are_raised_as_they_are(fn: Any, error: type[Excep
     with pytest.raises(error) as traced:
         counted(fn, backend="eager")(td)
     assert str(traced.value) == str(eager.value)
-    assert "from user code" in str(traced.value.__cause__)
+    assert traced.value.__suppress_context__
+    assert [note.partition(" in ")[0][:18] for note in traced.value.__notes__] == ["at test_counts.py:"]
+
+
+def test_errors_of_torch_are_short():
+    layer = torch.nn.Linear(5, 2)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return layer(x)
+
+    with pytest.raises(RuntimeError, match="fake tensor") as error:
+        counted(forward, backend="eager")(torch.ones(3, 4))
+    text = "".join(traceback.format_exception(error.value)).splitlines()
+    assert len(text) < 60
+    assert re.fullmatch(r"at test_counts.py:\d+ in forward: return layer\(x\)", text[-1])
 
 
 def test_other_errors_are_those_of_torch():
