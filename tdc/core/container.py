@@ -28,6 +28,7 @@ from tdc.core.rules import (
     CLASS_NAMES,
     CONVERSIONS,
     DISPATCH,
+    IMPLS,
     INSTEAD,
     KINDS,
     OPERATORS,
@@ -42,6 +43,7 @@ from tdc.core.rules import (
     name_of,
 )
 from tdc.core.signatures import run_named
+from tdc.core.sizes import CHECKS, checked, refuse_sizes
 from tdc.core.slow_paths import BLOCKS, watched
 from tdc.core.typing import Op
 
@@ -67,6 +69,7 @@ class Container(Frozen):
             raise
         except Exception as error:
             refuse_kinds(func, args, kwargs or {})
+            refuse_sizes(func, args, kwargs or {})
             if isinstance(error, AttributeError):
                 refuse_dense(func, args)
             raise
@@ -119,18 +122,36 @@ def refuse_dense(op: Op, args: tuple[Any, ...]) -> None:
 PACKS = "tdc.nested_like(dense, x) of a padded tensor, x.with_values(dense) of a packed one"
 
 
-@constant
 def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
-    """Name of the row that runs `op` for a container class, or the outermost of several types; else UnsupportedError.
+    """Name of the row that runs `op` for a container class, or the outermost of several types.
 
-    A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
-    none on the table, so that neither its cost nor the time to trace it grows with the number of rows.
+    Raises:
+        UnsupportedError: there is none.
     """
     kind = (cls if len(types) < 2 else outermost(types))._kind
     row = DISPATCH[kind].get(op)
     if row is None:
         missing(op, kind)
     return watched(row, op) if BLOCKS else row
+
+
+@constant
+def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
+    """What Dynamo traces in place of `row_of`: a row that asks for sizes first, since no error of torch is caught.
+
+    A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
+    none on the table, so that neither its cost nor the time to trace it grows with the number of rows.
+    """
+    row = row_of(op, cls, types)
+    if op not in CHECKS:
+        return row
+    name = f"{row}_checked"
+    if name not in IMPLS:
+        IMPLS[name] = checked(op, IMPLS[row])
+    return name
+
+
+trace_as(row_of, traced_row)
 
 
 @constant
@@ -184,6 +205,7 @@ def as_method(op: Op, name: str) -> Op:
             raise
         except Exception:
             refuse_kinds(spelled, (self, *args), kwargs)
+            refuse_sizes(op, (self, *args), kwargs)
             raise
 
     spelled: Op = getattr(torch.Tensor, name, op)

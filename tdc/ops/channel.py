@@ -73,7 +73,8 @@ def has_channels(x: Any, op: OpName, *weights: Any) -> None:
     channels = x.shape[1]
     wrong = [w for w in weights if w is not None and (w.ndim != 1 or w.shape[0] != channels)]
     if wrong:
-        raise ShapeError(message(op, f"one number for each of {channels} channels", describe(wrong[0])))
+        hint = f"num_features or num_channels={channels} of the layer; channels are dim 1"
+        raise ShapeError(message(op, f"one number for each of {channels} channels", describe(wrong[0]), hint=hint))
 
 
 def packed_positions(x: NestedTensor) -> Positions:
@@ -267,7 +268,12 @@ def prelu(input: Any, weight: Tensor) -> Ragged | Tensor:
         return torch.where(input > 0, input, input * weight.reshape(()))
     p = positions(input, "prelu")
     if weight.shape != p.data.shape[-2:-1]:
-        raise ShapeError(message("prelu", f"a slope for each of {p.data.shape[-2]} channels, dim 1", describe(weight)))
+        channels = p.data.shape[-2]
+        expected, hint = (
+            f"a slope for each of {channels} channels, dim 1",
+            f"nn.PReLU({channels}), or one slope for all",
+        )
+        raise ShapeError(message("prelu", expected, describe(weight), hint=hint))
     return p.done(p.clean(torch.where(p.data > 0, p.data, p.data * weight.unsqueeze(-1))))
 
 

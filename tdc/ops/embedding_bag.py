@@ -56,7 +56,8 @@ def embedding_bag(
     if padding_idx is not None:
         expect_number("embedding_bag", padding_idx, whole=True)
         if not -weight.shape[0] <= padding_idx < weight.shape[0]:
-            raise IndexingError(message("embedding_bag", "padding_idx of a row of weight", f"{padding_idx}"))
+            hint = f"0 to {weight.shape[0] - 1}"
+            raise IndexingError(message("embedding_bag", "padding_idx of a row of weight", f"{padding_idx}", hint=hint))
     bags = partial(
         whole_bags, input, weight, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq,
         mode=mode, sparse=sparse, padding_idx=padding_idx,

@@ -71,7 +71,8 @@ def flatten_ragged(x: Ragged, start_dim: int = 0, end_dim: int = -1) -> Ragged:
     if first == last:
         return x
     if first > last:
-        raise ShapeError(message("flatten", "start_dim in front of end_dim", f"{first} and {last}"))
+        hint = "the first dim, then the last one"
+        raise ShapeError(message("flatten", "start_dim in front of end_dim", f"{first} and {last}", hint=hint))
     ragged, batch = any([first <= r <= last for r in x.ragged_dims]), first <= x._batch_dim <= last
     if ragged and batch:
         got, packed = f"dims {first} to {last}, with the batch", "x" if isinstance(x, NestedTensor) else "x.to_packed()"

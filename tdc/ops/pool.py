@@ -202,7 +202,8 @@ def max_unpool(op: Op, n: int) -> Op:
             hint = "leave output_size out, and F.pad the rows behind"
             raise UnsupportedError(message(op, "no output_size", "one size for rows of different sizes", hint=hint))
         if type(indices) is not type(input) or fixed_sizes(indices) != fixed_sizes(input):
-            raise ShapeError(message(op, f"indices as max_pool gave them for {describe(input)}", describe(indices)))
+            expected, hint = f"indices as max_pool gave them for {describe(input)}", "return_indices=True of max_pool"
+            raise ShapeError(message(op, expected, describe(indices), hint=hint))
         indices = fitted(op, input, indices)
         steps = steps_of(kernel_size, stride)
         columns = zip(*reach(op, n, kernel_size=kernel_size, stride=steps, padding=padding), strict=True)

@@ -99,7 +99,8 @@ def check_sizes(mode: str, x: Any, states: list[Tensor], weights: Any, bias: boo
     gates, own = GATES[mode] * size, len(weights) // runs
     for s, n in zip(states, (h, size), strict=False):
         if differ(s.shape, (runs, rows, n)):
-            raise ShapeError(message(mode, f"states ({runs}, {rows}, {n})", describe(s)))
+            hint = "(layers * directions, batch, hidden size), or none at all for zeros"
+            raise ShapeError(message(mode, f"states ({runs}, {rows}, {n})", describe(s), hint=hint))
     for i, w in enumerate(weights):
         width = features if i < own * directions else directions * h
         of_layer = [(gates, width), (gates, h), *[(gates,)] * (2 * bias), (h, size)]

@@ -85,7 +85,8 @@ def top(x: Tensor, offsets: Tensor, k: int, largest: bool) -> Tensor:
     """
     rows = offsets.shape[0] - 1
     if rows and int(offsets.diff().min()) < k:
-        raise ShapeError(message("topk", f"at least {k} elements in each row", "a shorter row"))
+        hint = "x[x.lengths >= k], or x.to_padded().filled(-inf).topk(k)"
+        raise ShapeError(message("topk", f"at least {k} elements in each row", "a shorter row", hint=hint))
     if worth_calls(rows, SORTED * x.numel()):
         return torch.stack([row.topk(k, 0, largest).indices for row in examples(x, offsets)])
     return all_rows.top(

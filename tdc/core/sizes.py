@@ -1,0 +1,53 @@
+"""Names the sizes that do not fit in a call that goes wrong: features of a layer, channels, classes.
+
+    nn.Linear(5, 2)(x)    tdc.linear: expected 5 features, got 4 in NestedTensor float32[2, -1, 4]
+
+Each operation may have a check, a function of its arguments that raises where they do not fit. A call that works never
+asks: eagerly dispatch asks when torch has refused the call. A graph asks while it is traced, before torch sees the
+call, since Dynamo catches no error of torch; a compiled call asks nothing.
+
+Invariant: a check reads no data, unless torch has just refused it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tdc.core.typing import Op
+
+Check = TypeVar("Check", bound=Callable[..., None])
+CHECKS: dict[Op, Callable[..., None]] = {}
+
+
+def checks(*ops: Op) -> Callable[[Check], Check]:
+    """Make a function the check of these operations; it takes the operation, then the arguments by torch's names."""
+
+    def mark(check: Check) -> Check:
+        for op in ops:
+            CHECKS[op] = check
+        return check
+
+    return mark
+
+
+def refuse_sizes(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Ask the check of an operation, if it has one.
+
+    Raises:
+        TdcError: sizes that do not fit.
+    """
+    check = CHECKS.get(op)
+    if check is not None:
+        check(op, *args, **kwargs)
+
+
+def checked(op: Op, impl: Op) -> Op:
+    """An implementation that asks first."""
+    check = CHECKS[op]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check(op, *args, **kwargs)
+        return impl(*args, **kwargs)
+
+    return run
