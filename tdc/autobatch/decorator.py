@@ -157,11 +157,10 @@ class BatchFunction:
     def _run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         values = self._bind(*args, **kwargs)
         count, device = count_of(values)
-        if not traced():
-            load_decompositions()
         if traced():
             found = self._run_masked(values, count, device, (self.fn,), None, OPTIONS)
         else:
+            load_decompositions()
             found = self._run_group(values, count, device, (self.fn,))
         refuse_returned(found)
         return as_result(found, count)
@@ -175,7 +174,8 @@ class BatchFunction:
             found = inner._run_group(bound, len(group), device, (*stack, inner.fn))
             return eager.with_values(group, {node.target: found})
 
-        return eager.run_function(self.program(self._called(values)).nodes, values, count, call, device)
+        with self._source.located():
+            return eager.run_function(self.program(self._called(values)).nodes, values, count, call, device)
 
     def _run_masked(
         self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...], m: Any, options: Options

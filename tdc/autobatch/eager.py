@@ -21,7 +21,7 @@ from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If,
 from tdc.autobatch.values import RESULT, UNDEFINED, Lane, no_condition, no_return, no_value, select
 from tdc.autobatch.walks import walk
 from tdc.core.dynamo import is_batched
-from tdc.core.errors import UnsupportedError, message
+from tdc.core.errors import TdcError, UnsupportedError, message
 
 Exits = dict[str, list["Group"]]
 Function = Callable[[Any, "Group"], "Group"]
@@ -62,30 +62,43 @@ def join(groups: Sequence[Group], names: frozenset[str] | None = None) -> Group 
 
 
 def run(nodes: list[Node], group: Group | None, exits: Exits, call: Function) -> Group | None:
-    """Run nodes for a group. Returns the examples that get behind them; the others are added to `exits`."""
+    """Run nodes for a group. Returns the examples that get behind them; the others are added to `exits`.
+
+    Raises:
+        TdcError: with the line of the node, which `Source.located` shows.
+    """
     for node in nodes:
         if group is None:
             return None
-        if isinstance(node, Block):
-            group = block(node, group)
-        elif isinstance(node, If):
-            group = branch(node, group, exits, call)
-        elif isinstance(node, While):
-            group = while_loop(node, group, exits, call)
-        elif isinstance(node, For):
-            group = for_loop(node, group, exits, call)
-        elif isinstance(node, Exit):
-            found = {RESULT: evaluate(node.value, group)} if node.value is not None else group.values
-            exits[node.kind].append(Group(group.lanes, found))
-            return None
-        elif isinstance(node, Call):
-            group = call(node, group)
-        elif isinstance(node, Append):
-            (old,) = arguments((node.name,), group, node.line)
-            new = appended(node.name, old, evaluate(node.value, group), len(group))
-            group = with_values(group, {node.name: new})
-        else:
-            check(node, group)
+        try:
+            group = after(node, group, exits, call)
+        except TdcError as error:
+            error.line = error.line or getattr(node, "line", 0)
+            raise
+    return group
+
+
+def after(node: Node, group: Group, exits: Exits, call: Function) -> Group | None:
+    """The examples that get behind one node."""
+    if isinstance(node, Block):
+        return block(node, group)
+    if isinstance(node, If):
+        return branch(node, group, exits, call)
+    if isinstance(node, While):
+        return while_loop(node, group, exits, call)
+    if isinstance(node, For):
+        return for_loop(node, group, exits, call)
+    if isinstance(node, Exit):
+        found = {RESULT: evaluate(node.value, group)} if node.value is not None else group.values
+        exits[node.kind].append(Group(group.lanes, found))
+        return None
+    if isinstance(node, Call):
+        return call(node, group)
+    if isinstance(node, Append):
+        (old,) = arguments((node.name,), group, node.line)
+        new = appended(node.name, old, evaluate(node.value, group), len(group))
+        return with_values(group, {node.name: new})
+    check(node, group)
     return group
 
 
@@ -118,7 +131,11 @@ def evaluate(value: Value, group: Group) -> Any:
     if value.name is not None:
         return args[0]
     assert value.fn is not None
-    return blocks.run(value.fn, args, len(group))[0]
+    try:
+        return blocks.run(value.fn, args, len(group))[0]
+    except TdcError as error:
+        error.line = error.line or value.line
+        raise
 
 
 def decide(value: Value, group: Group) -> bool | Tensor:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from types import CellType, CodeType, FunctionType
 from typing import Any, TypeGuard, TypeVar
 
-from tdc.core.errors import DtypeError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, TdcError, UnsupportedError, describe, message
 
 OP = "batch"
 HELPERS = "__tdc"  # the name by which pieces reach `in_block`
@@ -43,6 +45,18 @@ class Source:
 
     def where(self, line: int) -> str:
         return f"{self.filename}:{line}"
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """A block whose errors, where they are ours, have a note of the line they arose on."""
+        try:
+            yield
+        except TdcError as error:
+            if not getattr(error, "__notes__", None):
+                line = error.line or self.tree.lineno
+                text = linecache.getline(self.filename, line).strip()
+                error.add_note(f"at {os.path.basename(self.filename)}:{line} in {self.fn.__name__}: {text}")
+            raise
 
 
 def read(fn: Any, text: Any = None) -> Source:

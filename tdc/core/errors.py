@@ -25,6 +25,8 @@ from tdc.core.dynamo import constant
 class TdcError(Exception):
     """Base of every error raised by the library. Catch it to catch them all."""
 
+    line = 0  # of a function of `tdc.batch`, where it is known
+
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 

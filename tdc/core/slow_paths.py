@@ -33,6 +33,7 @@ OPERATION: ContextVar[str] = ContextVar("operation", default="")  # the outermos
 DONE = ""  # a constant that Dynamo can take for the result
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+DRIVER = "<tdc.batch driver"  # begins the names of files that this library writes
 CURES = {
     "padding": "an operation that works on packed rows, or forbid(padding=False)",
     "loops": "an operation on the whole batch, or forbid(loops=False)",
@@ -66,7 +67,7 @@ def refusal(path: str, op: str, torch_op: str) -> str:
 
 def users_line(frames: Iterable[Any]) -> str:
     """The last of some calls that is in code of users, neither torch's nor this library's; empty where none is."""
-    own = [f for f in frames if not f.filename.startswith((PACKAGE, TORCH))][-1:]
+    own = [f for f in frames if not f.filename.startswith((PACKAGE, TORCH, DRIVER))][-1:]
     return "".join([f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}: {f.line or ''}" for f in own])
 
 

@@ -335,3 +335,35 @@ def test_an_element_at_a_position_of_uint8():
     f = made("def f(x, n):\n    y = x * 1\n    y[n] = 3\n    return y\n")
     with pytest.raises(tdc.UnsupportedError, match=BYTE):
         f.map(ONE(2, 3), torch.tensor([0, 1], dtype=torch.uint8))
+
+
+LINES: dict[str, tuple[str, str]] = {  # a function, and its line that the note behind the text shows
+    "no return": ("def f(x):\n    if x > 1:\n        return x\n", "1 in f: def f(x):"),
+    "shapes": (
+        "def f(x):\n    if x > 1:\n        y = torch.zeros(2)\n    else:\n        y = torch.zeros(3)\n    return y\n",
+        "2 in f: if x > 1:",
+    ),
+    "float": ("def f(x):\n    y = x + 1\n    return float(y)\n", "3 in f: return float(y)"),
+    "int in a block": ("def f(x):\n    y = int(x)\n    return x + y\n", "2 in f: y = int(x)"),
+    "in a loop": (
+        "def f(x):\n    y = x.new_zeros(1)\n    while x > 1:\n        y, x = torch.cat([y, y]), x - 1\n    return y\n",
+        "3 in f: while x > 1:",
+    ),
+    "range": ("def f(x):\n    for i in range(x):\n        x = x + i\n    return x\n", "2 in f: for i in range(x):"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_errors_of_a_call_have_the_line(name: str):
+    text, line = LINES[name]
+    with pytest.raises(tdc.TdcError) as error:
+        made(text).map(torch.tensor([1.0, 2.0, 3.0]))
+    (note,) = error.value.__notes__
+    assert re.fullmatch(rf"at <tdc.batch f \d+>:{re.escape(line)}", note)
+
+
+def test_a_graph_has_the_line_of_the_program():
+    f = made(LINES["shapes"][0])
+    with pytest.raises(tdc.ShapeError) as error:
+        tdc.compile.counted(lambda x: f.map(x), backend="eager")(torch.tensor([1.0, 2.0, 3.0]))
+    assert error.value.__notes__[0].startswith("at test_messages.py:")
