@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ from tdc.core import pytree
 from tdc.core.annotations import python_signature
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe, message
+from tdc.core.slow_paths import users_line
+from tdc.core.torch_functions import arguments_by_name, own_name
 
 
 class Function(nn.Module):
@@ -66,7 +69,7 @@ def export(
     """Export a function or module of containers and tensors, for all the sizes that vary.
 
     Args:
-        fn: a function or an `nn.Module`, traced as it is: call `module.eval()` first. Without gradients.
+        fn: a function or an `nn.Module`, traced as it is, without gradients; dropout in training mode warns.
         example_args: positional arguments, a tuple; anything else is the one argument. Sizes that vary are best 2 or
             more in it.
         example_kwargs: keyword arguments.
@@ -76,12 +79,12 @@ def export(
             not said varies if it can. One name given twice is one size.
 
     Returns:
-        What can be called with other batches, saved, and asked for its `signature()`.
+        What can be called with other batches and saved; it has a `signature()`.
 
     Raises:
         KeyPathError, DtypeError: `dynamic` names what is not there, or something that is no dim; all are named.
         ShapeError: the function fixes a size, or narrows bounds, that were declared; all are named.
-        UnsupportedError: arguments or results that no file can hold.
+        UnsupportedError: arguments or results that no file can hold; a way or a size that data decides.
 
     Example:
         >>> from tdc.ragged.pack import pack
@@ -188,10 +191,7 @@ class Exported:
             UnsupportedError: a compiled package is saved again.
         """
         path = Path(path)
-        if path.suffix != ".pt2" or format not in ("export", "aoti") or weights not in ("inside", "separate"):
-            expected, got = "a .pt2 path, a format and a place for weights", f"{path.name}, {format!r}, {weights!r}"
-            hint = "exported.save('model.pt2', format='export' or 'aoti', weights='inside' or 'separate')"
-            raise FormatError(message("compile.Exported.save", expected, got, hint=hint))
+        check_saving(path, format, weights)
         program, separate = self.program, weights == "separate"
         if format == "aoti":
             save_package(program, path, separate)
@@ -262,6 +262,17 @@ def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
 # -- helpers
 
 
+def check_saving(path: Path, format: str, weights: str) -> None:
+    """Refuse a path without .pt2, another format, and another word for weights."""
+    for name, given, known in (("format", format, ("export", "aoti")), ("weights", weights, ("inside", "separate"))):
+        if given not in known:
+            expected, hint = " or ".join([f"{name}={word!r}" for word in known]), f"{name}={known[0]!r}, the default"
+            raise FormatError(message("compile.Exported.save", expected, f"{given!r}", hint=hint))
+    if path.suffix != ".pt2":
+        hint = f"exported.save({path.with_suffix('.pt2').name!r})"
+        raise FormatError(message("compile.Exported.save", "a path that ends in .pt2", f"{path.name!r}", hint=hint))
+
+
 def named(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
@@ -300,8 +311,40 @@ def program_of(
         varying = {d: dim_hint(v) for d, v in enumerate(entry.sizes) if isinstance(v, Vary)}
         if varying:
             shapes[entry.value] = varying
-    with torch.no_grad(), any_size(), levels_in_loops():
-        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
+    try:
+        with torch.no_grad(), any_size(), levels_in_loops():
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
+    except Exception as error:
+        if type(error).__name__ != "GuardOnDataDependentSymNode":
+            raise
+        raise decided_by_data(error) from None
+    warn_of_training(program)
+    return program
+
+
+def decided_by_data(error: Exception) -> UnsupportedError:
+    """The error for a function that reads a tensor to decide what it does."""
+    line = users_line(traceback.extract_tb(error.__traceback__))
+    expected, got = "a function whose ways and sizes no data decides", "one that reads a number from a tensor"
+    hint = "tdc.cond for an if, tdc.while_loop for a loop, tdc.batch for a function of one example"
+    return UnsupportedError(message("compile.export", expected, got, [line] if line else (), hint))
+
+
+def warn_of_training(program: torch.export.ExportedProgram) -> None:
+    """Warn of operations that do something else in training, and were traced so."""
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    found = {own_name(node.target).partition(".")[0] for graph in graphs for node in graph.nodes if trains(node)}
+    if found:
+        got, hint = f"{', '.join(sorted(found))} as in training", "net.eval() before the export"
+        text = message("compile.export", "a module in evaluation mode", got, hint=hint)
+        warnings.warn(text, stacklevel=4)
+
+
+def trains(node: torch.fx.Node) -> bool:
+    """True if a node is an operation as in training, which matters: neither dropout of 0, nor without statistics."""
+    given = arguments_by_name(node.target, node.args, node.kwargs)
+    idle = given.get("p", given.get("dropout", 1)) == 0 or given.get("running_mean", 0) is None
+    return not idle and (given.get("train") is True or given.get("training") is True)
 
 
 def dim_hint(v: Vary) -> Any:

@@ -9,6 +9,7 @@ Invariant: the module is imported before the first graph is traced, since it add
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +72,12 @@ def overload_of(op: Op) -> Op:
 def own_name(op: Any) -> str:
     """The name that a function or an operation gives itself; empty where it gives none."""
     return str(getattr(op, "__name__", None) or getattr(op, "_name", None) or "")
+
+
+def arguments_by_name(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of an operation of `torch.ops`; none of anything else."""
+    names = argument_names(op) if hasattr(op, "_schema") else []
+    return {**dict(zip(names, args, strict=False)), **kwargs} if names else {}
 
 
 def argument_names(op: Any) -> list[str]:

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, overload
 
 import torch
@@ -17,14 +18,23 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number, int_tuple
 from tdc.core.asserts import require
-from tdc.core.dynamo import jagged_layout
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.dynamo import jagged_layout, readable
+from tdc.core.errors import (
+    DtypeError,
+    ShapeError,
+    StructureError,
+    UnsupportedError,
+    describe,
+    message,
+    show_sizes,
+)
 from tdc.core.typing import Dims
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows, shift_rows, valid_mask
-from tdc.ragged.segments import longest, structure_of_sizes, total_of
+from tdc.ragged.segments import known_sizes, longest, longest_on_host, structure_of_sizes, total_of
 from tdc.ragged.spans import gather_spans, take_spans
+from tdc.ragged.structure import Structure
 from tdc.ragged.two_level import TwoLevelTensor
 
 
@@ -36,13 +46,17 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
 
     Args:
         fill: what padding holds. Rules never rely on it.
-        length: padded size of each ragged dim; the longest row by default. Longer rows are cut.
+        length: padded size of each ragged dim; the longest row by default. Longer rows are cut, with a warning where
+            lengths are known on the host; `tdc.truncate(x, length)` before says that they shall be.
 
     Returns:
         MaskedBatch with data and the real lengths.
 
     Raises:
         ShapeError: the batch is between ragged dims, or `length` does not have one size for each ragged dim.
+
+    Warns:
+        UserWarning: rows are cut.
 
     Compile:
         One graph. Without `length` the batch must carry its longest length, as `pack` and `from_padded` see to.
@@ -64,12 +78,22 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     if len(padded) != s.ragged_ndim:
         expected, got = f"length with {s.ragged_ndim} sizes", f"{len(padded)} sizes"
         raise ShapeError(message("to_padded", expected, got, hint=f"the ragged dims are {s.ragged_dims}"))
+    if length is not None and readable():
+        warn_of_cut(s, padded)
     data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill, cut=length is not None)
     dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
     cut = [n if length is None else n.clamp(max=m) for n, m in zip(x.sizes.unbind(1), padded, strict=True)]
     sizes = torch.stack(cut, 1)  # not the kept ones
     out = MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
     return out if b == 0 else build_masked(out.data.movedim(0, b), out.lengths, ragged, b)
+
+
+def warn_of_cut(s: Structure, padded: tuple[int, ...]) -> None:
+    """Warn where examples are larger than what they are padded to, and that is known without a sync."""
+    sizes = known_sizes(s)
+    if sizes is not None and any([n > m for n, m in zip(longest_on_host(s), padded, strict=True)]):
+        got, hint = f"{show_sizes(padded)}, so that it is cut", "tdc.truncate(x, length) before, where that is meant"
+        warnings.warn(message("to_padded", "a length that holds the longest row", got, hint=hint), stacklevel=3)
 
 
 def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:

@@ -271,3 +271,44 @@ def test_masked_and_nested_are_told_apart():
     ):
         run(rows(2, 3).to_padded())
     assert isinstance(export(lambda x: x * 1, rows(2, 3).to_padded())(rows(1, 4).to_padded()), MaskedBatch)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(4)])
+def test_training_mode_warns(layer: nn.Module):
+    x = tdc.pack([torch.ones(n, 4) for n in (2, 3)])
+    net = nn.Sequential(nn.Linear(4, 4), layer)
+    given = x if isinstance(layer, nn.Dropout) else torch.ones(3, 4)
+    with pytest.warns(UserWarning, match="expected a module in evaluation mode, got .* as in training"):
+        export(net.train(), given)
+    export(net.eval(), given)
+
+
+def test_dropout_of_nothing_does_not_warn():
+    export(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0)).train(), torch.ones(3, 4))
+
+
+def decided(x: Any) -> Any:
+    if x.sum() > 0:
+        return x * 2
+    return x
+
+
+@pytest.mark.parametrize("fn", [decided, lambda x: x[: int(x.values.sum())]])
+def test_what_data_decides_is_named(fn: Any, capsys: pytest.CaptureFixture[str]):
+    expected = r"no data decides, got .*\nat test_export.py:\d+ in .*\nhint: tdc.cond for an if"
+    with pytest.raises(UnsupportedError, match=expected):
+        export(fn, tdc.pack([torch.ones(2), torch.ones(3)]))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "how", "text"),
+    [
+        ("m.pt", {}, r"expected a path that ends in .pt2, got 'm.pt'\nhint: exported.save\('m.pt2'\)"),
+        ("m.pt2", {"format": "onnx"}, "expected format='export' or format='aoti', got 'onnx'"),
+        ("m.pt2", {"weights": "no"}, "expected weights='inside' or weights='separate', got 'no'"),
+    ],
+)
+def test_saving_names_what_is_wrong(exported: Exported, path: str, how: dict[str, str], text: str):
+    with pytest.raises(FormatError, match=text):
+        exported.save(path, **how)

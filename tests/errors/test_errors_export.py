@@ -224,8 +224,8 @@ hint: export(fn, (first, second), {'name': value})""",
             lambda: self.call.save(self.path.with_suffix(".onnx"), format="onnx"),
             """\
 FormatError
-tdc.compile.Exported.save: expected a .pt2 path, a format and a place for weights, got model.onnx, 'onnx', 'inside'
-hint: exported.save('model.pt2', format='export' or 'aoti', weights='inside' or 'separate')""",
+tdc.compile.Exported.save: expected format='export' or format='aoti', got 'onnx'
+hint: format='export', the default""",
         )
 
     def test_load_nothing(self):

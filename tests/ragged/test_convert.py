@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -63,7 +64,10 @@ def test_round_trip_with_nan_in_padding(layout: str):
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 5])
 def test_length_cuts_and_extends(length: int):
     x, rows = batch("features")
-    padded = x.to_padded(9.0, length=length)
+    cuts = length < x.max_length
+    with pytest.warns(UserWarning, match="expected a length that holds the longest row") if cuts else nullcontext():
+        padded = x.to_padded(9.0, length=length)
+    assert tdc.truncate(x, length).to_padded(9.0, length=length).lengths.tolist() == padded.lengths.tolist()
     assert padded.shape == (3, length, 4)
     assert padded.lengths[:, 0].tolist() == [min(len(r), length) for r in rows]
     assert all(torch.equal(got, row[:length]) for got, row in zip(padded.unbind(), rows, strict=True))
@@ -72,7 +76,8 @@ def test_length_cuts_and_extends(length: int):
 
 def test_length_of_several_ragged_dims():
     x, rows = batch("two behind")
-    padded = x.to_padded(length=(2, 2))
+    with pytest.warns(UserWarning, match=r"got \[2, 2\], so that it is cut"):
+        padded = x.to_padded(length=(2, 2))
     assert padded.shape == (3, 2, 2, 2)
     assert all(torch.equal(got, row[:, :2, :2]) for got, row in zip(padded.unbind(), rows, strict=True))
     for wrong in (2, (2,), (2, 2, 2)):
@@ -111,6 +116,7 @@ def test_gradients_of_packing_leave_padding_alone():
     assert grad[~mask].eq(0).all()
 
 
+@pytest.mark.filterwarnings("ignore:tdc.to_padded")
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_gradients_of_cut_rows(length: int):
     rows = [torch.randn(n, 2, dtype=torch.float64, requires_grad=True) for n in (2, 0, 3)]

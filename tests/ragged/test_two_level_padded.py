@@ -50,7 +50,8 @@ def test_images():
 
 def test_what_is_longer_is_cut():
     docs = documents()
-    cut = batch(docs).to_padded(length=(2, 3))
+    with pytest.warns(UserWarning, match="so that it is cut"):
+        cut = batch(docs).to_padded(length=(2, 3))
     assert cut.data.shape == (4, 2, 3, 4)
     same(cut.to_packed(), [[s[:3] for s in document[:2]] for document in docs])
     wide = batch(docs).to_padded(1.0, length=(4, 6))
