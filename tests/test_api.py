@@ -111,7 +111,7 @@ nn/
 offsets_of(lengths)
 ops/
 optim/
-pack(tensors, *, ragged_dim=1)
+pack(tensors, *others, ragged_dim=1)
 param_count(td)
 partition(td, where)
 positions(x)

@@ -13,8 +13,9 @@ from tdc.compile.counts import Counts, counted
 from tdc.compile.loss import read_result
 from tdc.compile.one_step import Step
 from tdc.compile.train_metrics import rows_of, tokens_of
-from tdc.core.errors import StructureError, message, refuse_wrong
+from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
+from tdc.core.typing import MISSING
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.train_step.eval"
@@ -33,8 +34,11 @@ class Evaluation:
     def __repr__(self) -> str:
         return f"Evaluation({self._step.title})"
 
-    def __call__(self, state: TensorDict, batch: Any) -> TensorDict:
+    def __call__(self, state: TensorDict, batch: Any = MISSING) -> TensorDict:
         """The metrics of a batch."""
+        if batch is MISSING:
+            hint = "metrics = evaluate(state, batch), with the state of the training step"
+            raise DtypeError(message(OP, "a state and a batch", f"{describe(state)} alone", hint=hint))
         self._step.check(state, batch)
         with torch.no_grad():
             return self._run(state, batch)

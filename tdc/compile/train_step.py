@@ -61,6 +61,7 @@ from tdc.compile.vectorize import vmap
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
+from tdc.core.typing import MISSING
 from tdc.interop.pytrees import from_state_dict
 from tdc.tensordict.tensordict import TensorDict
 
@@ -206,7 +207,7 @@ class TrainStep:
             as_on_first(alike, device_of(params), run.process_group)
         return state
 
-    def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
+    def __call__(self, state: TensorDict, batch: Any = MISSING) -> tuple[TensorDict, TensorDict]:
         """Take one step.
 
         Returns:
@@ -218,6 +219,9 @@ class TrainStep:
             ShapeError: a loss of more than one number; a batch of fewer rows than parts.
             NonfiniteError: with `error_if_nonfinite`, a loss or gradients that are infinite or NaN.
         """
+        if batch is MISSING:
+            hint = "state, metrics = step(state, batch), the first state from step.init()"
+            raise DtypeError(message(OP, "a state and a batch", f"{describe(state)} alone", hint=hint))
         self._step.check(state, batch)
         if not self._started:
             self._step.check_device(state, batch)
@@ -354,6 +358,7 @@ class TrainStep:
 
         Raises:
             StructureError: other keys, shapes or dtypes; every difference is named.
+            DtypeError: a TensorDict, or something else that is no flat dict.
 
         Example:
             >>> import tdc
@@ -367,6 +372,10 @@ class TrainStep:
         Source:
             `torch.nn.Module.load_state_dict`.
         """
+        op, hint = f"{OP}.load_state_dict", "load it into a state of the same step and module"
+        if isinstance(state_dict, TensorDict):
+            use = "step(state_dict, batch), a state already; or tdc.interop.to_state_dict(state_dict)"
+            raise DtypeError(message(op, "a flat dict of tensors", describe(state_dict), hint=use))
         given = dict(from_state_dict(state_dict)._leaves)
         wrong = {
             show(p): f"{describe(given[p]) if p in given else 'missing'}, wanted {describe(x)}"
@@ -374,7 +383,8 @@ class TrainStep:
             if p not in given or given[p].shape != x.shape or given[p].dtype != x.dtype
         }
         wrong |= {show(p): f"{describe(x)}, not wanted" for p, x in given.items() if p not in state._leaves}
-        op, hint = f"{OP}.load_state_dict", "load it into a state of the same step and module"
+        if given.keys() == state["params"]._leaves.keys():  # of the module
+            hint = "net.load_state_dict(state_dict), then step.init(net)"
         refuse_wrong(StructureError, op, "entries of this state", wrong, "entries that differ", hint)
         return state.update({p: given[p].to(x.device, copy=True) for p, x in state._leaves.items()})
 

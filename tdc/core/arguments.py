@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tdc.core.dynamo import is_symbol, trace_as
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
 from tdc.core.typing import OpName
 
 ARGUMENTS = ("batch_size", "batch_shape", "batch_dims")
@@ -103,6 +103,14 @@ def shown_traced(n: int) -> str:
 
 
 trace_as(shown, shown_traced)
+
+
+def refuse_cuda(*given: Any) -> None:
+    """Refuse a CUDA device among arguments of a call that failed where there is none, with an UnsupportedError."""
+    devices = [torch.device(x) for x in given if isinstance(x, (str, torch.device))]
+    if any([device.type == "cuda" for device in devices]) and not torch.cuda.is_available():
+        hint = "x.to('cuda' if torch.cuda.is_available() else 'cpu')"
+        raise UnsupportedError(message("to", "a CUDA device", "a machine without", hint=hint)) from None
 
 
 def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str = LISTED) -> list[Any]:

@@ -22,9 +22,10 @@ import torch
 from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import constant, trace_as
 from tdc.core.errors import DtypeError, MethodError, StructureError, TdcError, UnsupportedError, describe, message
-from tdc.core.frozen import Frozen
+from tdc.core.frozen import Frozen, immutable
 from tdc.core.kinds import refuse_kinds
 from tdc.core.rules import (
+    CALLERS,
     CLASS_NAMES,
     CONVERSIONS,
     DISPATCH,
@@ -178,6 +179,9 @@ def missing(op: Op, kind: str) -> NoReturn:
     """Raise for a function without a row, naming the kinds that have one and the way there."""
     others = [k for k in KINDS if op in DISPATCH[k]]
     name = name_of(op)
+    if name in CALLERS and kind != "tensordict":
+        caller, expected, got, hint = CALLERS[name]
+        raise UnsupportedError(message(caller, expected, got, hint=hint))
     bare = name[:-1]
     hint = CONVERSIONS[kind]
     if others:
@@ -223,21 +227,43 @@ def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
     def method(self: Any, other: Any) -> Any:
         row = operator_row(op, type(self), type(other))
         if row is None:
-            return method(self, dense(name, other)) if hasattr(other, "__array__") else NotImplemented
+            return method(self, converted(name, other)) if has_cure(name, other) else NotImplemented
         run = getattr(ROWS, row)
-        return run(other, self) if reflected else run(self, other)
+        try:
+            return run(other, self) if reflected else run(self, other)
+        except TdcError:
+            raise
+        except Exception:
+            given = (other, self) if reflected else (self, other)
+            refuse_kinds(op, given, {})
+            refuse_sizes(op, given, {})
+            raise
 
     method.__name__ = method.__qualname__ = name
     return method
 
 
-def dense(name: str, array: Any) -> torch.Tensor:
-    """An operand that numpy made as a tensor; a DtypeError where it holds no numbers."""
+def has_cure(name: str, other: Any) -> bool:
+    """True of what numpy made, and of builtins that no operator takes; those are equal to no batch."""
+    return hasattr(other, "__array__") or (type(other) in CURES and name not in ("__eq__", "__ne__"))
+
+
+CURES: dict[type, str] = {
+    dict: "tdc.as_tensordict(d), a TensorDict of the same keys", list: "torch.tensor(x)", tuple: "torch.tensor(x)",
+    str: "a number, a tensor or a batch", type(None): "a number, a tensor or a batch",
+}  # fmt: skip
+
+
+def converted(name: str, other: Any) -> torch.Tensor:
+    """An operand that numpy made as a tensor; a DtypeError where it holds no numbers, and for another type."""
+    op, hint = name.strip("_"), "torch.as_tensor(array)"
+    if type(other) in CURES:
+        expected = "a number, a tensor or a batch"
+        raise DtypeError(message(op, expected, describe(other), hint=CURES[type(other)]))
     try:
-        return torch.as_tensor(array)
+        return torch.as_tensor(other)
     except (TypeError, ValueError, RuntimeError):
-        op = name.strip("_")
-        raise DtypeError(message(op, "an array of numbers", describe(array), hint="torch.as_tensor(array)")) from None
+        raise DtypeError(message(op, "an array of numbers", describe(other), hint=hint)) from None
 
 
 LAYOUT = "for torch.masked, which counts by shape: x.sum(dim), or torch.where(mask, x, 0).sum(dim) and the like"
@@ -273,6 +299,9 @@ class Absent:
         expected, got = f"an operation with a rule for {CLASS_NAMES[owner._kind]}", f"{self.name!r}, which has none"
         hint = LAYOUT if self.name == "layout" and owner._kind != "tensordict" else CONVERSIONS[owner._kind]
         raise MethodError(message(self.name, expected, got, hint=hint))
+
+    def __set__(self, x: Frozen, value: Any) -> NoReturn:
+        raise immutable(x, f"`x.{self.name} = {type(value).__name__}`")
 
 
 def install_methods(classes: dict[str, type], rules: Iterable[Rule] = RULES) -> None:

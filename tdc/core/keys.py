@@ -92,7 +92,9 @@ def missing_key(op: OpName, path: KeyPath, present: Iterable[KeyPath]) -> KeyPat
         tdc.get: expected an existing key, got 'tokns'
         hint: nearest keys: 'tokens'
     """
-    names = [show(p) for p in present]
+    names = {show(p): p for p in present}
     near = get_close_matches(show(path), names, n=3, cutoff=0.5) or sorted(names)[:5]
     hint = "nearest keys: " + ", ".join(repr(n) for n in near) if near else "the TensorDict has no keys yet"
+    if show(path) in names:  # a nested key, and a key with dots, look the same
+        hint = f"td[{', '.join(repr(key) for key in parts(names[show(path)]))}]"
     return KeyPathError(message(op, "an existing key", repr(show(path)), hint=hint))

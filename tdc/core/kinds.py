@@ -21,7 +21,7 @@ from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, describe, message, op_name
 from tdc.core.signatures import typed_forms
 from tdc.core.torch_functions import schemas
-from tdc.core.typing import Op
+from tdc.core.typing import Op, OpName
 
 Parameter = tuple[str, tuple[str, ...]]  # a name, and the kinds that it may have
 ANNOTATED = r"<class 'int'>|\bint \|"  # may stand for several, as in F.normalize, and for a dtype, as in F.softmin
@@ -56,8 +56,10 @@ def refuse_kinds(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse the first argument of a call that is of no kind that torch takes there; a graph does so, too.
 
     Raises:
-        DtypeError: there is one, or one is missing, or given by position and by name.
+        DtypeError: there is one, or one is missing, or given by position and by name; a tensor of `torch.nested`.
     """
+    if any([isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())]):
+        raise of_torch_nested(op) from None
     order, named, needed = parameters(op)
     more = len(args) - len(order) if order and PLURAL.intersection(order[-1][1]) else 0  # sizes or operands one by one
     for (name, kinds), x in zip((*order, *order[-1:] * more), args, strict=False):
@@ -70,6 +72,12 @@ def refuse_kinds(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for name in needed[len(args) :]:
         if name not in kwargs:
             raise DtypeError(message(op, f"an argument {name}", "none", hint=f"{name}=...")) from None
+
+
+def of_torch_nested(op: OpName) -> DtypeError:
+    """The error for a tensor of `torch.nested` beside a batch of ours."""
+    hint = "tdc.from_torch(y), or x.to_torch()"
+    return DtypeError(message(op, "batches of one library", "a tensor of torch.nested", hint=hint))
 
 
 def refuse_kind(op: Op, name: str, kinds: tuple[str, ...], x: Any) -> None:

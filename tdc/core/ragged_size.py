@@ -24,6 +24,7 @@ from tdc.core.typing import Op
 
 HINT = "x.lengths of all rows, x.max_length of the longest, tdc.positions(x) for range"
 MADE = "torch.zeros_like(x) and the like; recurrent layers are built with batch_first=True"
+MASK = "nn.TransformerEncoder(...)(x, mask=..., is_causal=True or False); torch.full_like(x, value) of elements"
 VIEWS = (Tensor.view, Tensor.reshape, torch.reshape, Tensor.expand, Tensor.unflatten, torch.unflatten)
 FACTORIES = (torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn)
 NUMBERS = ["bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "neg", "pos", "abs", "invert"]
@@ -97,7 +98,7 @@ class RaggedSize(torch.SymInt):
         if func in VIEWS:
             named: dict[str, Any] = kwargs or {}
             return func(*[plain(a) for a in args], **{name: plain(a) for name, a in named.items()})
-        refuse(func, MADE if func in FACTORIES else HINT)
+        refuse(func, MASK if func is torch.full else MADE if func in FACTORIES else HINT)
 
 
 def plain(given: Any) -> Any:

@@ -175,13 +175,22 @@ CONVERSIONS = {
     "two_level": "x.with_values(fn(x.values)), where dim 1 of x.values counts the elements of an inner example",
 }
 INSTEAD = {  # of functions that no kind of ragged batch has a rule for
-    "_is_all_true": "in torch.distributions packed values: Normal(x.values, 1.0), or x.to_packed().values if padded",
     "_pack_padded_sequence": "nn.LSTM(..., batch_first=True) and the like take the batch itself",
     "copy_": "dense.copy_(packed.to_padded().filled(0)), or tdc.copy_(packed, src)",
     "grad": "torch.autograd.grad(loss, x.values) (of a padded batch x.data), or tdc.grad(fn)(x)",
     "__getitem__": "F.embedding(ids, table), or table[ids.values]",
     "__setitem__": "table[ids.values] = v.values; of padded batches x.to_packed().values",
 }
+CALLERS = {  # private functions: who in torch calls them, and what to say of that
+    "_is_all_true": (
+        "distributions", "parameters that are dense or numbers", "a ragged batch",
+        "packed values: Normal(x.values, 1.0), or x.to_packed().values if padded",
+    ),
+    "_nested_tensor_from_mask_left_aligned": (
+        "nn.TransformerEncoder", "whole rows", "src_key_padding_mask",
+        "lengths are known, leave src_key_padding_mask out",
+    ),
+}  # fmt: skip
 OPERATORS: dict[str, Op] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "floordiv": torch.floor_divide,
     "mod": torch.remainder, "pow": torch.pow, "matmul": torch.matmul, "and": torch.bitwise_and, "or": torch.bitwise_or,

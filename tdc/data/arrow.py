@@ -94,9 +94,26 @@ def from_arrow(table: Any, *, columns: Iterable[str] | None = None, copy: bool =
     return TensorDict(entries, (found.num_rows,))
 
 
+def arrow() -> Any:
+    """pyarrow, which `import tdc` does without.
+
+    Raises:
+        UnsupportedError: it is not installed.
+    """
+    try:
+        return import_module("pyarrow")
+    except ModuleNotFoundError as error:
+        raise not_installed("pyarrow", "torch-tdc[arrow]") from error
+
+
+def not_installed(name: str, requirement: str) -> UnsupportedError:
+    """The error where a package is missing."""
+    return UnsupportedError(message("data", name, "no such module", hint=f"pip install {requirement!r}"))
+
+
 def as_table(table: Any) -> Any:
     """What was given as a table of Arrow."""
-    pa: Any = import_module("pyarrow")
+    pa: Any = arrow()
 
     if isinstance(table, pa.RecordBatch):
         return pa.Table.from_batches([table])
@@ -126,7 +143,7 @@ class Reader:
 
     def entry(self, array: Any, path: str) -> Any:
         """An entry of an array: a leaf, or a dict of a struct."""
-        pa: Any = import_module("pyarrow")
+        pa: Any = arrow()
 
         if isinstance(array, pa.ChunkedArray):  # of no chunks
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -155,7 +172,7 @@ class Reader:
 
     def ragged(self, array: Any) -> NestedTensor:
         """Lists of numbers; those of the same lengths share one structure."""
-        pa: Any = import_module("pyarrow")
+        pa: Any = arrow()
 
         offsets = self.tensor(array.offsets).long()
         if not len(offsets):  # of no rows
@@ -177,7 +194,7 @@ class Reader:
 
     def tensor(self, array: Any, prefix: str = "") -> Tensor:
         """An array of numbers, or of fixed lists of numbers."""
-        pa: Any = import_module("pyarrow")
+        pa: Any = arrow()
 
         kind, sizes = array.type, [len(array)]
         while pa.types.is_fixed_size_list(array.type):
@@ -197,7 +214,7 @@ class Reader:
 
 def is_object(kind: Any) -> bool:
     """Whether values of a type are Python objects: texts, bytes, and lists of these or of records."""
-    pa: Any = import_module("pyarrow")
+    pa: Any = arrow()
 
     types = pa.types
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
@@ -210,7 +227,7 @@ def is_object(kind: Any) -> bool:
 
 def shaped(array: Any) -> Any:
     """What an extension type is stored as; of one with a shape, as fixed lists of that shape."""
-    pa: Any = import_module("pyarrow")
+    pa: Any = arrow()
 
     storage, shape = array.storage, getattr(array.type, "shape", None)
     if shape is None or array.null_count:
@@ -253,7 +270,7 @@ def to_arrow(td: TensorDict) -> Any:
         >>> table.schema.field("x").type, table.num_rows
         (FixedSizeListType(fixed_size_list<item: float>[2]), 3)
     """
-    pa: Any = import_module("pyarrow")
+    pa: Any = arrow()
 
     expect(WRITE, td, TensorDict)
     if not td.ndim:
@@ -270,7 +287,7 @@ def to_arrow(td: TensorDict) -> Any:
 
 def children(leaves: Leaves, nodes: Any, prefix: str, rows: int, wrong: dict[str, str]) -> tuple[list[str], list[Any]]:
     """Names and arrays of what lies directly below a node."""
-    pa: Any = import_module("pyarrow")
+    pa: Any = arrow()
 
     names: list[str] = []
     arrays: list[Any] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from tdc.core.arguments import expect, keys_of
 from tdc.core.errors import FormatError, KeyPathError, UnsupportedError, first_line, message
-from tdc.data.arrow import from_arrow, to_arrow
+from tdc.data.arrow import arrow, from_arrow, not_installed, to_arrow
 from tdc.io.publish import path_text
 from tdc.io.save import PathLike
 from tdc.tensordict.tensordict import TensorDict
@@ -44,7 +44,7 @@ def from_parquet(path: PathLike, *, columns: Iterable[str] | None = None) -> Ten
         ...     from_parquet(f"{folder}/a.parquet", columns=["x"])["x"]
         tensor([0, 1, 2])
     """
-    pa: Any = import_module("pyarrow")
+    pa: Any = arrow()
     pq: Any = import_module("pyarrow.parquet")
 
     text = path_text(READ, path)
@@ -86,7 +86,7 @@ def to_parquet(td: TensorDict, path: PathLike, *, overwrite: bool = False) -> No
         ...     from_parquet(f"{folder}/a.parquet")["x"].tolist()
         [[1.0, 1.0], [1.0]]
     """
-    pa: Any = import_module("pyarrow")
+    pa: Any = arrow()
     pq: Any = import_module("pyarrow.parquet")
 
     expect(WRITE, td, TensorDict)
@@ -121,7 +121,10 @@ def to_dataset(td: TensorDict) -> Any:
     Compile:
         Eager only; needs datasets.
     """
-    datasets: Any = import_module("datasets")
+    try:
+        datasets: Any = import_module("datasets")
+    except ModuleNotFoundError as error:
+        raise not_installed("datasets", "datasets") from error
 
     expect(DATASET, td, TensorDict)
     return datasets.Dataset(datasets.table.InMemoryTable(to_arrow(td)))

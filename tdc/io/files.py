@@ -164,7 +164,8 @@ def read_manifest(op: str, folder: int) -> tuple[bytes, Version]:
     try:
         file, size = opened(folder, MANIFEST, False)
     except Damaged as fault:
-        raise not_a_store(op, f"a folder with a {MANIFEST}", f"one where {fault}") from None
+        hint = "tdc.io.save(td, path) writes one" if MANIFEST not in os.listdir(folder) else ""
+        raise not_a_store(op, f"a folder with a {MANIFEST}", f"one where {fault}", hint=hint) from None
     try:
         if size > MOST_BYTES:
             raise not_a_store(op, f"a manifest of at most {MOST_BYTES} bytes", f"one of {size}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.dynamo import never, readable, trace_as
-from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ragged.index import insert_dim
@@ -49,11 +49,20 @@ def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
     return list(xs)
 
 
+def first_batch(op: str, tensors: Sequence[Any]) -> Any:
+    """The first ragged operand; a DtypeError for one batch in place of a list."""
+    if isinstance(tensors, (NestedTensor, MaskedBatch)):
+        one = "x.values has the rows of one batch behind one another"
+        hint = f"torch.{op}([x, y]); {one if isinstance(tensors, NestedTensor) else 'x.data is the rectangle'}"
+        raise DtypeError(message(op, "a list of batches", describe(tensors), hint=hint))
+    return next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
+
+
 def cat(tensors: Sequence[Any], dim: int = 0) -> Ragged:
     """Along the batch examples follow examples; along the ragged dim or a static one each goes on in its partner."""
     if (joined := cat_features(tensors, dim)) is not None:
         return joined
-    like: Any = next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
+    like = first_batch("cat", tensors)
     packs = isinstance(like, NestedTensor)
     xs = same_kind("cat", [as_rows(x, like) for x in tensors], type(like))
     first = xs[0]
@@ -88,7 +97,7 @@ def cat_features(tensors: Sequence[Any], dim: int) -> NestedTensor | None:
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Ragged:
     """A new static dim, which all rows share; so the operands have one structure."""
-    like: Any = next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
+    like = first_batch("stack", tensors)
     xs, d = same_kind("stack", tensors, type(like)), normal_dim(dim, like.ndim + 1, "stack")
     opened = insert_dim(xs[0], d, "stack")
     check_layouts("stack", xs)

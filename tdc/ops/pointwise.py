@@ -27,6 +27,7 @@ from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
 from tdc.core.dynamo import eager, is_zero, known, trace_as
 from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
+from tdc.core.kinds import of_torch_nested
 from tdc.core.rules import MODES, define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
@@ -217,8 +218,10 @@ def fits(shape: Sequence[int], logical: Sequence[int]) -> bool:
     return all([m == -1 or n == m or n == 1 or m == 1 for n, m in pairs])  # not n == -1: no trace on torch 2.11
 
 
-def unbroadcast(op: Op, like: Ragged, dense: Tensor) -> ShapeError:
-    """The error for a dense operand that does not broadcast."""
+def unbroadcast(op: Op, like: Ragged, dense: Tensor) -> ShapeError | DtypeError:
+    """The error for a dense operand that does not broadcast, or is a tensor of `torch.nested`."""
+    if dense.is_nested:
+        return of_torch_nested(op)
     packed = isinstance(like, NestedTensor)
     hint = "sizes must be 1 or equal, counted from the last dim" if packed else "the padded shape cannot grow"
     if like._batch_dim == 0 and dense.ndim < like.ndim and known(dense.numel() == like.batch_size[0]):

@@ -34,7 +34,7 @@ def has_numbers(*tensors: Any) -> bool:
     return readable() and all([type(x) in (*PLAIN, torch.nn.Parameter) and not x.is_meta for x in tensors])
 
 
-def text(x: Any, sizes: dict[str, Tensor], rows: list[Row] | None, **more: Any) -> str:
+def text(x: Any, sizes: dict[str, Tensor], rows: Sequence[Row] | None, **more: Any) -> str:
     """The text of a batch.
 
     Args:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.arguments import int_tuple, normal_dim, refuse_cuda
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import certain, hold, known, mark_dynamic
@@ -200,7 +200,11 @@ class MaskedBatch(Operations):
 
     def to(self, *args: Any, **kwargs: Any) -> MaskedBatch:
         """`Tensor.to` for the data; the lengths follow to the device."""
-        data, lengths = self.data.to(*args, **kwargs), self.lengths
+        try:
+            data, lengths = self.data.to(*args, **kwargs), self.lengths
+        except (AssertionError, RuntimeError):
+            refuse_cuda(*args, *kwargs.values())
+            raise
         moves = data.device != lengths.device
         lengths = lengths.to(data.device) if moves else lengths
         return build_masked(data, lengths, self.ragged_dims, self.batch_dim, new_lengths=moves)

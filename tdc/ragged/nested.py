@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_number, int_tuple, normal_dim
+from tdc.core.arguments import expect_number, int_tuple, normal_dim, refuse_cuda
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
@@ -254,7 +254,11 @@ class NestedTensor(Operations):
 
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
         """`Tensor.to` for the values; the structure follows to the device. A memory format is that of an example."""
-        values = of_examples(Tensor.to)(self.values, *args, **kwargs)
+        try:
+            values = of_examples(Tensor.to)(self.values, *args, **kwargs)
+        except (AssertionError, RuntimeError):
+            refuse_cuda(*args, *kwargs.values())
+            raise
         s = self.structure
         if values.device == s.offsets.device:
             return build_nested(s, values)

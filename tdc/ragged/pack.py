@@ -114,7 +114,7 @@ def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) ->
 def pack(tensors: Sequence[NestedTensor]) -> TwoLevelTensor: ...
 @overload
 def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor: ...
-def pack(tensors: Sequence[Any], *, ragged_dim: Dims = 1) -> NestedTensor | TwoLevelTensor:
+def pack(tensors: Sequence[Any], *others: Any, ragged_dim: Dims = 1) -> NestedTensor | TwoLevelTensor:
     """Pack tensors of different sizes into one batch; NestedTensors, as documents of sentences, into one of two levels.
 
     Shapes:
@@ -122,7 +122,8 @@ def pack(tensors: Sequence[Any], *, ragged_dim: Dims = 1) -> NestedTensor | TwoL
         NestedTensors `[(S_i, *S0, -1, *S1), ...] -> (B, -1, *S0, -1, *S1)`, a TwoLevelTensor.
 
     Args:
-        tensors: at least one; equal dtype, device and sizes outside the ragged dims.
+        tensors: at least one; equal dtype, device and sizes outside the ragged dims. Of a padded tensor all positions
+            are taken for real: `tdc.from_padded(data, lengths).to_packed()` leaves padding out.
         ragged_dim: logical dim (the batch is dim 0) in which they may differ; a tuple of neighbouring dims for several.
             NestedTensors have their own.
 
@@ -139,6 +140,9 @@ def pack(tensors: Sequence[Any], *, ragged_dim: Dims = 1) -> NestedTensor | TwoL
         >>> x.shape, x.offsets
         (torch.Size([2, -1, 4]), tensor([0, 2, 5]))
     """
+    if others:
+        got = f"{1 + len(others)} arguments"
+        raise DtypeError(message("pack", "one list of tensors", got, hint="tdc.pack([tensor, ...])"))
     if not isinstance(tensors, Iterable) or (isinstance(tensors, Tensor) and tensors.ndim == 0):
         raise DtypeError(message("pack", "a list of tensors", describe(tensors), hint="tdc.pack([tensor, ...])"))
     tensors = list(tensors)
@@ -188,7 +192,10 @@ def check_dtypes(tensors: list[Any]) -> None:
     """Examples to be packed are tensors of one dtype on one device."""
     wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
     if wrong:
-        raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, "torch.as_tensor(row)"))
+        first = next(t for t in tensors if not isinstance(t, Tensor))
+        hint = "tdc.from_list(rows)" if isinstance(first, (list, tuple)) else "torch.as_tensor(row)"
+        hint = "tdc.from_numpy(rows)" if hasattr(first, "__array__") else hint
+        raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, hint))
     device, first = tensors[0].device, tensors[0].dtype
     wrong = {f"row {i}": f"{describe(t)} on {t.device}" for i, t in enumerate(tensors) if t.device != device}
     if wrong:

@@ -30,7 +30,7 @@ from tdc.core.errors import (
     message,
     show_sizes,
 )
-from tdc.core.keys import show
+from tdc.core.keys import is_key, show
 from tdc.tensordict.storage import Leaves
 
 Known = tuple[Any, Callable[[Any], Any], Any]  # a ragged leaf, what indexes all of its structure, and its result
@@ -253,6 +253,8 @@ def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
         return error
     ranges = ", ".join([f"dim {d} takes {-n} to {n - 1}" if n else f"dim {d} is empty" for d, n in enumerate(size)])
     hint = f"{ranges}; keys are strings: td['key']"
+    if isinstance(idx, list) and idx and all([is_key(key) for key in idx]):
+        hint = f"td.select({', '.join([repr(key) for key in idx])})"
     steps: list[Any] = [getattr(part, "step", None) for part in entries_of(idx)]  # of slices
     if any([isinstance(step, int) and step < 0 for step in steps]):
         hint = "td.flip(dim) for the other order"

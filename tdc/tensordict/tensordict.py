@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import check_entries, expect_function
+from tdc.core.arguments import check_entries, expect_function, refuse_cuda
 from tdc.core.container import error_of
 from tdc.core.dtypes import in_numpy
 from tdc.core.dynamo import trace_as
@@ -275,7 +275,11 @@ class TensorDict(Operations):
         given = [a.device if isinstance(a, Tensor) else a for a in (*args, kwargs.get("device"), kwargs.get("other"))]
         devices = [a for a in given if isinstance(a, (str, torch.device)) or type(a) is int]
         chosen = self._leaves if where is None else {p: v for p, v in self._leaves.items() if where(unwrap(v))}
-        leaves = {p: v.to(*args, **kwargs) if p in chosen else v for p, v in self._leaves.items()}
+        try:
+            leaves = {p: v.to(*args, **kwargs) if p in chosen else v for p, v in self._leaves.items()}
+        except (AssertionError, RuntimeError):
+            refuse_cuda(*devices)
+            raise
         all_moved = len(chosen) == len(leaves)
         device = self._device if not devices else torch.device(devices[0]) if all_moved else None
         return build_td(leaves, self._nodes, self._size, device)

@@ -6,8 +6,10 @@ import copy
 import operator
 import pickle
 import re
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,25 @@ def put(x: Any, name: str, value: Any) -> None:
     setattr(x, name, value)
 
 
+def jagged() -> Any:
+    return torch.nested.nested_tensor(ROWS, layout=torch.jagged)
+
+
+def encoder(training: bool) -> Any:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    return nn.TransformerEncoder(layer, 1).train(training)
+
+
+def step() -> Any:
+    return tdc.compile.train_step(nn.Linear(2, 1), lambda net, x: net(x).sum(), tdc.optim.sgd(0.1), compile=False)
+
+
+def holder(x: Any) -> nn.Module:
+    module = nn.Module()
+    module.register_buffer("x", x)
+    return module
+
+
 RAGGED: dict[str, tuple[Call, type[tdc.TdcError], str]] = {
     "x.backward()": (lambda x: x.backward(), tdc.UnsupportedError, "x.sum().backward()"),
     "x.item()": (lambda x: x.item(), tdc.UnsupportedError, "x.sum().item()"),
@@ -57,6 +78,26 @@ RAGGED: dict[str, tuple[Call, type[tdc.TdcError], str]] = {
     ),
     "autograd.grad(loss, x)": (lambda x: torch.autograd.grad(x.sum(), x), tdc.UnsupportedError, "x.values"),
     "dense.copy_(x)": (lambda x: torch.zeros(2, 3, 4).copy_(x), tdc.UnsupportedError, "filled(0)"),
+    "torch.cat(x)": (lambda x: torch.cat(x), tdc.DtypeError, "torch.cat([x, y])"),
+    "torch.stack(x)": (lambda x: torch.stack(x), tdc.DtypeError, "torch.stack([x, y])"),
+    "x + dict": (lambda x: x + {"x": 1}, tdc.DtypeError, "tdc.as_tensordict(d)"),
+    "[1] * x": (lambda x: [1.0] * x, tdc.DtypeError, "torch.tensor(x)"),
+    "x - None": (lambda x: x - None, tdc.DtypeError, "a number, a tensor or a batch"),
+    "x.new = 3": (lambda x: put(x, "new", 3), tdc.ImmutableError, "torch.where(mask, new, x)"),
+    "x * jagged": (lambda x: x * jagged(), tdc.DtypeError, "tdc.from_torch(y)"),
+    "jagged * x": (lambda x: jagged() * x, tdc.DtypeError, "tdc.from_torch(y)"),
+    "F.mse_loss(x, jagged)": (lambda x: F.mse_loss(x, jagged()), tdc.DtypeError, "tdc.from_torch(y)"),
+    "Normal(x, 1.0)": (lambda x: torch.distributions.Normal(x, 1.0), tdc.UnsupportedError, "Normal(x.values, 1.0)"),
+    "encoder(x, src_key_padding_mask=m)": (
+        lambda x: encoder(False)(x, src_key_padding_mask=DENSE[:, :3] > 0), tdc.UnsupportedError,
+        "leave src_key_padding_mask out",
+    ),
+    "encoder in training": (
+        lambda x: encoder(True)(x, src_key_padding_mask=DENSE[:, :3] > 0), tdc.UnsupportedError, "key_padding_mask out"
+    ),
+    "load_state_dict of a buffer": (
+        lambda x: holder(x).load_state_dict(holder(x).state_dict()), tdc.UnsupportedError, "registers tensors"
+    ),
     "dense.add_(x)": (lambda x: torch.zeros(2, 3, 4).add_(x), tdc.UnsupportedError, "torch.add(...)"),
 }  # fmt: skip
 INDICES: dict[str, tuple[Call, type[tdc.TdcError], str]] = {
@@ -75,6 +116,27 @@ VALUES, T = torch.rand(5, 4), torch.rand(2, 3, 4)
 OTHERS: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
     "td.batch_size = ": (lambda: put(TD, "batch_size", [3]), tdc.ImmutableError, "td = td.with_batch_size(sizes)"),
     "td.device = ": (lambda: put(TD, "device", "cpu"), tdc.ImmutableError, "td = td.with_device(device)"),
+    "td.new = 3": (lambda: put(TD, "new", 3), tdc.ImmutableError, "td = td.set(key, value)"),
+    "td + dict": (lambda: TD + {"x": 1}, tdc.DtypeError, "tdc.as_tensordict(d)"),
+    "td['n.y']": (lambda: TD["n.y"], tdc.KeyPathError, "td['n', 'y']"),
+    "td[['x', 'n']]": (lambda: TD[["x", "n"]], tdc.IndexingError, "td.select('x', 'n')"),
+    "tdc.pack(lists)": (lambda: lib.pack([[1, 2, 3], [4, 5]]), tdc.DtypeError, "tdc.from_list(rows)"),
+    "tdc.pack(arrays)": (lambda: lib.pack([np.ones(2), np.ones(3)]), tdc.DtypeError, "tdc.from_numpy(rows)"),
+    "tdc.pack(a, b)": (lambda: lib.pack(torch.ones(2), torch.ones(3)), tdc.DtypeError, "tdc.pack([tensor, ...])"),
+    "tdc.io.load(folder)": (lambda: tdc.io.load(Path(__file__).parent), tdc.FormatError, "tdc.io.save(td, path)"),
+    "step(batch)": (lambda: step()(TD), tdc.DtypeError, "step(state, batch)"),
+    "evaluate(batch)": (lambda: step().eval()(TD), tdc.DtypeError, "evaluate(state, batch)"),
+    "step.load_state_dict(state, state)": (
+        lambda: step().load_state_dict(step().init(), step().init()), tdc.DtypeError, "tdc.interop.to_state_dict("
+    ),
+    "step.load_state_dict(state, net.state_dict())": (
+        lambda: step().load_state_dict(step().init(), nn.Linear(2, 1).state_dict()), tdc.StructureError,
+        "net.load_state_dict(state_dict)",
+    ),
+    "encoder(x, mask=m)": (
+        lambda: encoder(True)(BATCHES["nested"], mask=DENSE > 0), tdc.ShapeError, "is_causal=True or False"
+    ),
+    "torch.zeros(B, T)": (lambda: torch.zeros(*BATCHES["nested"].shape[:2]), tdc.ShapeError, "torch.zeros_like(x)"),
     "td.x": (lambda: TD.x, tdc.UnsupportedError, "td['x']"),
     "td.n": (lambda: TD.n, tdc.UnsupportedError, "td['n']"),
     "td.item()": (lambda: TD.item(), tdc.UnsupportedError, "td['a'].item()"),
@@ -208,3 +270,25 @@ def test_a_module_stays_a_module():
     for module in (lib.compile, lib.io, lib.data):  # cloudpickle sends what functions of a worker use
         assert copy.deepcopy(module) is module
         assert pickle.loads(pickle.dumps(module)) is module
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("x", [*BATCHES.values(), TD])
+def test_a_device_that_is_not_there(x: Any):
+    refused(lambda: x.to("cuda:0"), tdc.UnsupportedError, "x.to('cuda' if torch.cuda.is_available() else 'cpu')")
+    refused(lambda: x.to(device=torch.device("cuda")), tdc.UnsupportedError, "x.to('cuda' if")
+
+
+def test_what_no_batch_is_equal_to():
+    for x in (*BATCHES.values(), TD):
+        assert (x == None) is False  # noqa: E711
+        assert (x == "text") is False
+        assert x != {}
+
+
+def test_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    refused(lambda: tdc.data.to_arrow(TD), tdc.UnsupportedError, "pip install 'torch-tdc[arrow]'")
+    refused(lambda: tdc.data.from_arrow([]), tdc.UnsupportedError, "pip install 'torch-tdc[arrow]'")
+    refused(lambda: tdc.data.to_dataset(TD), tdc.UnsupportedError, "pip install 'datasets'")
