@@ -227,7 +227,7 @@ def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
     def method(self: Any, other: Any) -> Any:
         row = operator_row(op, type(self), type(other))
         if row is None:
-            return method(self, converted(name, other)) if has_cure(name, other) else NotImplemented
+            return method(self, converted(op, other)) if has_cure(name, other) else NotImplemented
         run = getattr(ROWS, row)
         try:
             return run(other, self) if reflected else run(self, other)
@@ -254,16 +254,15 @@ CURES: dict[type, str] = {
 }  # fmt: skip
 
 
-def converted(name: str, other: Any) -> torch.Tensor:
+def converted(op: Op, other: Any) -> torch.Tensor:
     """An operand that numpy made as a tensor; a DtypeError where it holds no numbers, and for another type."""
-    op, hint = name.strip("_"), "torch.as_tensor(array)"
     if type(other) in CURES:
         expected = "a number, a tensor or a batch"
         raise DtypeError(message(op, expected, describe(other), hint=CURES[type(other)]))
     try:
         return torch.as_tensor(other)
     except (TypeError, ValueError, RuntimeError):
-        raise DtypeError(message(op, "an array of numbers", describe(other), hint=hint)) from None
+        raise DtypeError(message(op, "an array of numbers", describe(other), hint="torch.as_tensor(array)")) from None
 
 
 LAYOUT = "for torch.masked, which counts by shape: x.sum(dim), or torch.where(mask, x, 0).sum(dim) and the like"

@@ -126,7 +126,7 @@ DtypeError
 tdc.pack: expected tensors, got 2 rows that are none
 at row 0: list
 at row 1: list
-hint: torch.as_tensor(row)""",
+hint: tdc.from_list(rows)""",
         )
 
     def test_pack_with_dims_apart(self):

@@ -474,8 +474,10 @@ def test_immutable():
     for name in ("values", "structure", "shape"):
         with pytest.raises(tdc.ImmutableError, match=rf"got `x\.{name} = NoneType`\nhint: x\.with_values"):
             setattr(x, name, None)
-    with pytest.raises(AttributeError):
+    with pytest.raises(tdc.ImmutableError, match=r"got `x\.new = NoneType`\nhint: x\.with_values"):  # a name of tensors
         x.new = None
+    with pytest.raises(AttributeError):
+        x.newer = None
     with pytest.raises(tdc.ImmutableError, match=r"`x\.packed_dim = int`"):
         x.structure.packed_dim = 1
     with pytest.raises(tdc.ImmutableError, match=r"torch\.where\(mask, new, x\)"):
