@@ -68,7 +68,7 @@ RAGGED = {
     "from_packed": "tdc.NestedTensor(values, offsets)",
     "backward": "x.sum().backward(), or another loss of one number; then x.grad",
     "item": "x.sum().item() of one number, x.tolist() of all",
-    "is_meta": "x.device.type == 'meta'; a module registers tensors, x.values and x.offsets, not the batch",
+    "is_meta": "x.device.type == 'meta'; a module registers the tensors of a batch, not the batch itself",
     "length seqlens": "x.lengths",
     "H": "x.mH, or x.transpose(dim0, dim1)",
     "T": "x.mT swaps the last two dims, x.transpose(dim0, dim1) others",

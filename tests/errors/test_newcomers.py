@@ -98,7 +98,7 @@ RAGGED: dict[str, tuple[Call, type[tdc.TdcError], str]] = {
         lambda x: encoder(True)(x, src_key_padding_mask=DENSE[:, :3] > 0), tdc.UnsupportedError, "key_padding_mask out"
     ),
     "load_state_dict of a buffer": (
-        lambda x: holder(x).load_state_dict(holder(x).state_dict()), tdc.UnsupportedError, "registers tensors"
+        lambda x: holder(x).load_state_dict(holder(x).state_dict()), tdc.UnsupportedError, "registers the tensors"
     ),
     "dense.add_(x)": (lambda x: torch.zeros(2, 3, 4).add_(x), tdc.UnsupportedError, "torch.add(...)"),
 }  # fmt: skip

@@ -77,7 +77,7 @@ tdc.add: expected an array of numbers, got ndarray object[2]
 hint: torch.as_tensor(array)""")  # fmt: skip
 
 
-def test_what_is_no_number_stays_an_error_of_python():
-    with pytest.raises(TypeError, match="unsupported operand"):
+def test_what_is_no_number_is_refused():
+    with pytest.raises(tdc.DtypeError, match=r"tdc.add: expected a number, a tensor or a batch, got str"):
         tree() + "a"
     assert tdc.TensorDict.__array_ufunc__ is None

@@ -75,7 +75,7 @@ def test_other_types_are_refused():
     assert (td == None) is False  # noqa: E711  # the operator under test
     assert (td != None) is True  # noqa: E711  # the same
     for other in (None, [1, 2], "x"):
-        with pytest.raises(tdc.DtypeError, match="tdc.add: expected a number, a tensor or a batch, got"):
+        with pytest.raises(tdc.DtypeError, match=r"tdc.add: expected a number, a tensor or a batch, got"):
             td + other
     with pytest.raises(TypeError, match="unsupported operand"):  # which may have an operator of its own
         td + object()
