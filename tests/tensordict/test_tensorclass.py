@@ -459,12 +459,13 @@ def test_instances_never_change():
         lambda: p.__setitem__("xy", p.xy),
         lambda: p.__setitem__(0, 1),
         lambda: p.__delitem__("xy"),
+        lambda: setattr(p, "new", 1),  # a name of tensors
     ]
     for attempt in attempts:
         with pytest.raises(ImmutableError):
             attempt()
     with pytest.raises(AttributeError):
-        p.new = 1
+        p.newer = 1
 
 
 def test_equal_keys_give_equal_treedefs():
