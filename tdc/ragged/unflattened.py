@@ -41,7 +41,7 @@ def expect_offsets(name: str, offsets: Any, data: Any, axis: int, beyond: int = 
     if offsets.ndim == 1 and isinstance(data, Tensor) and is_read(offsets):
         last = int(offsets[-1]) if offsets.shape[0] else -1
         first = int(offsets[0]) if axis > 0 and last >= 0 else 0  # an index of dim 0 leaves such a packed axis as it is
-        if first or last + beyond not in data.shape[axis:]:
+        if first or last + beyond not in data.shape[axis:][:2]:
             raise StructureError(changed(name, "offsets from 0 to the size of the values", offsets, "values"))
 
 
@@ -75,11 +75,17 @@ def expect_lengths(name: str, lengths: Any, data: Any, batch_dim: int, ragged_di
     if lengths.ndim < 2 or known(lengths.shape[-1] != len(ragged_dims)):
         raise StructureError(changed(name, f"lengths (B, {len(ragged_dims)})", lengths, "data"))
     if lengths.ndim == 2 and isinstance(data, Tensor) and is_read(lengths):
-        sizes, rows = data.shape[batch_dim:], lengths.shape[0]
-        if rows not in sizes:
-            raise StructureError(changed(name, f"a row of lengths for each of {describe(data)}", lengths, "data"))
-        if rows and rows == sizes[0] and int(lengths.max()) > max([data.shape[d] for d in ragged_dims]):
-            raise StructureError(changed(name, "lengths within the data", lengths, "data"))
+        rows = lengths.shape[0]
+        largest = int(lengths.max()) if rows else 0
+        if not any([fits(data.shape[front:], rows, largest, batch_dim, ragged_dims) for front in (0, 1)]):
+            raise StructureError(changed(name, f"lengths that fit {describe(data)}", lengths, "data"))
+
+
+def fits(sizes: Sequence[int], rows: int, largest: int, batch_dim: int, ragged_dims: Sequence[int]) -> bool:
+    """True if data of these sizes have so many rows, and are as long as the largest of them."""
+    if len(sizes) <= max(batch_dim, *ragged_dims) or sizes[batch_dim] != rows:
+        return False
+    return largest <= max([sizes[d] for d in ragged_dims])
 
 
 def is_read(x: Tensor) -> bool:

@@ -116,7 +116,7 @@ RAGGED: dict[str, Any] = {
     "nested": tdc.pack([torch.ones(n, 5) for n in (2, 3, 1)]),
     "nested, last": tdc.pack([torch.ones(5, n) for n in (2, 3, 1)], ragged_dim=2),
     "nested, two": tdc.pack([torch.ones(n, 4 - n) for n in (2, 3, 1)], ragged_dim=(1, 2)),
-    "masked": tdc.pack([torch.ones(n, 5) for n in (2, 3, 1)]).to_padded(),
+    "masked": tdc.pack([torch.ones(n, 5) for n in (2, 3, 1, 2)]).to_padded(),
     "two levels": tdc.pack([tdc.pack([torch.ones(n, 5) for n in (2, 3)]), tdc.pack([torch.ones(4, 5)])]),
     "td": TensorDict({"x": tdc.pack([torch.ones(n, 5) for n in (2, 3, 1)])}, [3]),
 }
@@ -154,6 +154,15 @@ def test_values_alone_change():
     assert pytree.tree_map(lambda t: t[:2], y).values.shape == (2,)
     with pytest.raises(tdc.StructureError, match="offsets from 0 to the size of the values"):
         pytree.tree_map(lambda t: t[:3], y)
+
+
+@pytest.mark.parametrize("x", [RAGGED["nested"], RAGGED["masked"]], ids=["nested", "masked"])
+def test_stacked_values_of_one_structure(x: Any):
+    """As `torch.vmap` takes them with in_dims of 0 for the data and None for the rest: as many members as rows."""
+    (data, *rest), spec = pytree.tree_flatten(x)
+    stacked = pytree.tree_unflatten([torch.stack([data * (k + 1) for k in range(len(x))]), *rest], spec)
+    in_dims = pytree.tree_unflatten([0, *[None] * len(rest)], spec)
+    assert torch.vmap(lambda x: x.sum(1), (in_dims,))(stacked)[2].equal(x.sum(1) * 3)
 
 
 def test_structure_in_a_graph():
