@@ -75,17 +75,17 @@ def expect_lengths(name: str, lengths: Any, data: Any, batch_dim: int, ragged_di
     if lengths.ndim < 2 or known(lengths.shape[-1] != len(ragged_dims)):
         raise StructureError(changed(name, f"lengths (B, {len(ragged_dims)})", lengths, "data"))
     if lengths.ndim == 2 and isinstance(data, Tensor) and is_read(lengths):
-        rows = lengths.shape[0]
-        largest = int(lengths.max()) if rows else 0
-        if not any([fits(data.shape[front:], rows, largest, batch_dim, ragged_dims) for front in (0, 1)]):
+        rows, sizes = lengths.shape[0], data.shape
+        form = rows, int(lengths.max()) if rows else 0, batch_dim, ragged_dims
+        if not (fits(sizes, *form) or fits(sizes[1:], *form)):
             raise StructureError(changed(name, f"lengths that fit {describe(data)}", lengths, "data"))
 
 
 def fits(sizes: Sequence[int], rows: int, largest: int, batch_dim: int, ragged_dims: Sequence[int]) -> bool:
     """True if data of these sizes have so many rows, and are as long as the largest of them."""
-    if len(sizes) <= max(batch_dim, *ragged_dims) or sizes[batch_dim] != rows:
+    if len(sizes) <= max(batch_dim, ragged_dims[-1]) or sizes[batch_dim] != rows:
         return False
-    return largest <= max([sizes[d] for d in ragged_dims])
+    return any([largest <= sizes[d] for d in ragged_dims])
 
 
 def is_read(x: Tensor) -> bool:
