@@ -15,4 +15,5 @@ NEW_DIM = NoneType  # the class of `None`
 
 def entries_of(index: Any) -> tuple[Any, ...]:
     """The entries of an index, of which a tuple has several."""
-    return index if isinstance(index, tuple) else (index,)
+    entries: Any = index
+    return entries if isinstance(index, tuple) else (entries,)

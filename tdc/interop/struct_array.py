@@ -25,7 +25,7 @@ from tdc.core.keys import parts, show
 from tdc.interop.arrays import is_masked
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
-from tdc.tensordict.object_array import ObjectArray, ints
+from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import top_keys
 from tdc.tensordict.storage import Leaves, subtree
 from tdc.tensordict.tensordict import TensorDict
@@ -113,8 +113,8 @@ def to_struct_array(td: TensorDict) -> Any:
         for key in parts(path):
             target = target[key]
         if isinstance(source, ObjectArray):  # one by one, each as one element even if it is a list
-            for i, position in enumerate(ints(source._positions)):
-                target.flat[i] = source._items[position]
+            for i, x in enumerate(source._items):
+                target.flat[i] = x
         else:
             target[...] = source
     return out

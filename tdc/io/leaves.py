@@ -34,7 +34,7 @@ from tdc.ragged.structure import Structure
 from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.leaf import unwrap, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner, name_of
-from tdc.tensordict.object_array import ObjectArray, ints
+from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.storage import Leaves, mark_examples
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -111,7 +111,7 @@ def taken_apart(x: Any) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
             raise Faulty("whose batch is not dim 0")
         return "padded", {"ragged_dims": x.ragged_dims}, {"data": x.data, "lengths": x.lengths}
     if isinstance(x, ObjectArray):
-        objects = [as_json(x._items[i]) for i in ints(x._positions)]
+        objects = [as_json(o) for o in x._items]
         return "objects", {"shape": tuple(x.shape), "values": objects}, {}
     if type(x) is Static:
         return "json", {"value": as_json(lists_of(x.value))}, {}
@@ -260,9 +260,7 @@ def check_offsets(offsets: Tensor, total: int, shapes: Tensor | None) -> None:
             raise Faulty("with sizes of examples that do not agree with its offsets")
 
 
-def make_two_level(
-    data: dict[str, Any], parts: dict[str, Tensor], structures: dict[Any, Structure]
-) -> TwoLevelTensor:
+def make_two_level(data: dict[str, Any], parts: dict[str, Tensor], structures: dict[Any, Structure]) -> TwoLevelTensor:
     """A TwoLevelTensor around the NestedTensor that the other parts make."""
     inner, outer = make_jagged(data, parts, structures), parts["outer"]
     check_offsets(outer, inner.batch_size[0], None)

@@ -24,6 +24,7 @@ from tdc.ops.indexing import flat_index
 from tdc.ops.leafwise import check_broadcast
 from tdc.ragged.storage import Ragged
 from tdc.tensordict.indexing import Known, picked
+from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.tensordict import TensorDict, index
 
 
@@ -65,10 +66,10 @@ def take_along_dim_leaf(x: Any, indices: Tensor, dim: int) -> Ragged | Tensor:
 
 def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> TensorDict:
     """Of ragged leaves whole examples, in one batch dim; other batch dims of the index have size 1."""
-    ragged = any([isinstance(v, Container) for v in x._leaves.values()])
-    if ragged and isinstance(index, Tensor) and index.ndim == 1:
+    others = [v for v in x._leaves.values() if isinstance(v, Container)]
+    if others and isinstance(index, Tensor) and index.ndim == 1:
         return index_select_tensordict(x, dim, index)
-    if ragged and isinstance(index, Tensor) and index.ndim == x.ndim:
+    if any([type(v) is not Leaf for v in others]) and isinstance(index, Tensor) and index.ndim == x.ndim:
         if len([n for n in index.shape if n != 1]) > 1:
             hint = "td[rows, columns] with two vectors, or td.apply(...) of padded leaves"
             expected = "an index along one dim, of size 1 in the others, where leaves are ragged"

@@ -21,8 +21,6 @@ from tdc.core.one_storage import copies, is_plain, shared_buffer
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure
-from tdc.tensordict.leaf import unwrap, wrap_leaf
-from tdc.tensordict.object_array import ObjectArray, array
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Replaced = dict[int, Tensor]  # by the identity of the old tensor
@@ -123,8 +121,6 @@ def tensors_of(leaf: Any) -> list[Tensor]:
     if isinstance(leaf, NestedTensor):
         s = leaf.structure
         return [leaf.values, s.offsets, *([] if s.shapes is None else [s.shapes])]
-    if isinstance(unwrap(leaf), ObjectArray):
-        return [unwrap(leaf)._positions]
     return [leaf.data, leaf.lengths] if isinstance(leaf, MaskedBatch) else [leaf] if isinstance(leaf, Tensor) else []
 
 
@@ -133,8 +129,6 @@ def replaced(leaf: Any, new: Replaced, structures: dict[int, Structure]) -> Any:
     if isinstance(leaf, MaskedBatch):
         data, lengths = new[id(leaf.data)], new[id(leaf.lengths)]
         return build_masked(data, lengths, leaf.ragged_dims, leaf.batch_dim, new_lengths=True)
-    if isinstance(unwrap(leaf), ObjectArray):
-        return wrap_leaf(array(unwrap(leaf)._items, new[id(unwrap(leaf)._positions)]))
     if not isinstance(leaf, NestedTensor):
         return new[id(leaf)] if isinstance(leaf, Tensor) else leaf
     s = leaf.structure

@@ -30,7 +30,7 @@ from tdc.core.frozen import Frozen
 from tdc.core.keys import as_path, missing_key, show
 from tdc.core.typing import KeyPath, OpName
 from tdc.tensordict.indexing import Numbers
-from tdc.tensordict.leaf import Leaf
+from tdc.tensordict.leaf import Leaf, unwrap, wrap_leaf
 from tdc.tensordict.nodes import extra_of
 from tdc.tensordict.paths import join
 from tdc.tensordict.tensordict import TensorDict, build_td, index, normal_index
@@ -113,13 +113,16 @@ def at_of(td: TensorDict) -> At:
 
 def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
     """Put values at flat positions of every leaf that `value` has an entry for."""
-    td, size = at._td, at._td.batch_size
+    td, size = at._td, at._td._size
     where, total = positions_at(td, at._index, mode, f"at.{op}"), math.prod(size)
     flat, leaves = where.reshape(-1), dict(td._leaves)
     for path, (given, span) in values_at(value, td, op).items():
         leaf = leaves[path]
+        if type(leaf) is Leaf and op == "set":
+            leaves[path] = with_rows(leaf, path, given, where.cpu(), size)
+            continue
         if not isinstance(leaf, Tensor):
-            hint = f"td.set({show(path)!r}, value) for all of it, value made anew"
+            hint = "td.exclude(key) first, or td.at[index].set({key: value})"
             if type(leaf) is not Leaf:  # a ragged one
                 hint = "write into a padded leaf (to_padded), or rebuild it with tdc.pack"
             raise UnsupportedError(message(f"at.{op}", "tensor leaves", "another", {show(path): describe(leaf)}, hint))
@@ -127,16 +130,48 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
         v = as_value(given, leaf, path, op)
         wide, shape = with_features(v, span, len(features)), [*where.shape, *features]
         if wide is None or not broadcasts(wide.shape, shape):
-            expected = f"a value that broadcasts to {show_sizes(shape)}"
-            hint = "a tensor or TensorDict spans batch dims; for features give {key: value}"
-            raise ShapeError(message(f"at.{op}", expected, describe(v), {show(path): describe(leaf)}, hint))
+            raise too_wide(f"at.{op}", shape, v, path, leaf)
         wide = wide.expand(shape).reshape(len(flat), *features)
         examples = leaf.reshape(total, *features)
         if mode == "drop":  # what is dropped is written to one more example
             examples = torch.cat([examples, examples.new_zeros(1, *features)])
         done = put(examples, flat.to(leaf.device), wide)
         leaves[path] = (done[:total] if mode == "drop" else done).view(leaf.shape)
-    return build_td(leaves, td._nodes, size, td.device)
+    return build_td(leaves, td._nodes, size, td._device)
+
+
+def too_wide(op: OpName, size: list[int], value: Any, path: KeyPath, leaf: Any) -> ShapeError:
+    """The error for a value that does not fit where it is to be written."""
+    hint = "a tensor or TensorDict spans batch dims; for features give {key: value}"
+    expected = f"a value that broadcasts to {show_sizes(size)}"
+    return ShapeError(message(op, expected, describe(value), {show(path): describe(leaf)}, hint))
+
+
+def with_rows(leaf: Leaf, path: KeyPath, given: Any, where: Tensor, size: torch.Size) -> Any:
+    """A leaf of another library's class with other examples at flat positions: both joined, then indexed."""
+    value, cls, total = wrap_leaf(given), type(unwrap(leaf)), math.prod(size)
+    if type(unwrap(value)) is not cls:
+        got, hint = describe(value), "ObjectArray([x], ()) for one object, ObjectArray(list) for one per example"
+        raise DtypeError(message("at.set", f"an instance of {cls.__name__}", got, {show(path): describe(leaf)}, hint))
+    features = leaf.shape[len(size) :]
+    dims = value.ndim - len(features)
+    try:
+        source = torch.arange(math.prod(value.shape[:dims])).view(value.shape[:dims]).expand(where.shape)
+    except RuntimeError:
+        raise too_wide("at.set", [*where.shape, *features], value, path, leaf) from None
+    if value.shape[dims:] != features:
+        raise too_wide("at.set", [*where.shape, *features], value, path, leaf)
+    kept = where < total  # no graph holds such a leaf, so that a size may depend on what is dropped
+    rows = torch.arange(total)
+    rows[where[kept]] = source[kept] + total
+    parts: list[Any] = [one_dim(leaf, len(size)), one_dim(value, dims)]
+    joined = torch.cat(parts, 0)
+    return joined[rows] if len(size) == 1 else joined[rows].reshape(leaf.shape)
+
+
+def one_dim(x: Leaf, dims: int) -> Leaf:
+    """A leaf with one batch dim in place of several or none."""
+    return x if dims == 1 else x.reshape((math.prod(x.shape[:dims]), *x.shape[dims:]))
 
 
 def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, tuple[Any, int | None]]:

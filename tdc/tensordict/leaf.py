@@ -134,10 +134,12 @@ class Leaf(Container):
     def __reduce__(self) -> tuple[Any, ...]:
         return wrap_leaf, (self._value,)
 
-    def __getattr__(self, name: str) -> Op:
-        """Methods of tensors, which operations on a TensorDict call on its leaves."""
+    def __getattr__(self, name: str) -> Any:
+        """Methods of tensors, which operations on a TensorDict call on its leaves, and properties of the object."""
         if name.startswith("_") or not hasattr(torch.Tensor, name):
             raise AttributeError(f"a leaf of a TensorDict has no attribute {name!r}")
+        if not callable(getattr(torch.Tensor, name)):
+            return getattr(self._value, name)
 
         def method(*args: Any, **kwargs: Any) -> Any:
             return self._run(name, (self, *args), kwargs)

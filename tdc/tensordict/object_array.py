@@ -1,9 +1,10 @@
 """ObjectArray: one Python object for each example of a TensorDict, e.g. captions or file names.
 
-The objects are in a tuple, and an int64 tensor of the array's shape holds their positions in it. torch indexes, masks,
-reshapes and stacks that tensor; the tuple stays.
+The objects are in a tuple, in row-major order, and an int64 tensor of the array's shape holds their positions in it.
+torch indexes, reshapes, joins and chooses among positions; the result takes the objects that are there.
 
-Invariants: immutable; an operation moves positions, never objects; eager only, a compiled function leaves it out.
+Invariants: immutable; an array holds the objects that it shows and no others; eager only, a compiled function leaves
+it out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ MOVES = (
     "flipud", "roll", "rot90", "narrow", "select", "diagonal", "unfold", "unbind", "split", "chunk", "tensor_split",
     "index_select", "gather", "take_along_dim", "masked_select",
 )  # fmt: skip
+WRITES = ("where", "index_copy", "scatter")  # the objects of the result are those of two arrays
 
 
 @final
@@ -76,7 +78,7 @@ class ObjectArray(Frozen):
         if prod(size) != len(self._items):
             expected, got = f"{prod(size)} objects for shape {show_sizes(size)}", f"{len(self._items)}"
             raise ShapeError(message("ObjectArray", expected, got, hint="leave shape out for one dim"))
-        self._positions = torch.arange(len(self._items)).view(size)
+        self._positions = numbered(size)
 
     @property
     def shape(self) -> torch.Size:
@@ -96,7 +98,7 @@ class ObjectArray(Frozen):
 
     def __getitem__(self, index: Any) -> ObjectArray:
         try:
-            return array(self._items, self._positions[index])
+            return taken(self._items, self._positions[on_host(index)])
         except (IndexError, TypeError):
             expected, got = f"an index into shape {show_sizes(self.shape)}", describe_index(index)
             hint = "ints, slices, masks and index vectors, as for a tensor"
@@ -116,23 +118,24 @@ class ObjectArray(Frozen):
         if self._positions.numel() != 1:
             got, hint = f"{self._positions.numel()}", "index it, or tolist()"
             raise ShapeError(message("item", "one object", got, hint=hint))
-        return self._items[int(self._positions)]
+        return self._items[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectArray, (self._items, tuple(self.shape))
 
     def __eq__(self, other: object) -> Any:
-        """Where the objects are equal, or equal to one object: a bool tensor of this shape.
+        """True where the objects are equal, or equal to one object: a bool tensor of this shape.
+
+        Arrays among the objects are compared as a whole.
 
         Raises:
             ShapeError: an array of another shape.
         """
-        here = ints(self._positions)
-        if isinstance(other, ObjectArray):
-            if other.shape != self.shape:
-                got = f"{show_sizes(self.shape)} and {show_sizes(other.shape)}"
-                raise ShapeError(message("eq", "arrays of one shape", got, hint="index one of them"))
-            there = [other._items[i] for i in ints(other._positions)]
-        else:
-            there = [other] * len(here)
-        equal = [self._items[i] == x for i, x in zip(here, there, strict=True)]
+        if isinstance(other, ObjectArray) and other.shape != self.shape:
+            got = f"{show_sizes(self.shape)} and {show_sizes(other.shape)}"
+            raise ShapeError(message("eq", "arrays of one shape", got, hint="index one of them"))
+        others = other._items if isinstance(other, ObjectArray) else [other] * len(self._items)
+        equal = [same(x, y) for x, y in zip(self._items, others, strict=True)]
         return torch.tensor(equal, dtype=torch.bool).view(self.shape)
 
     def __ne__(self, other: object) -> Any:
@@ -144,17 +147,17 @@ class ObjectArray(Frozen):
         return f"ObjectArray(shape={self.shape})"
 
 
-def array(items: tuple[Any, ...], positions: Tensor) -> ObjectArray:
-    """An ObjectArray of its parts."""
+def numbered(size: Sequence[int]) -> Tensor:
+    """Positions of the elements of a shape, in row-major order."""
+    return torch.arange(prod(size), device="cpu").view(size)
+
+
+def taken(items: Sequence[Any], positions: Any) -> ObjectArray:
+    """An ObjectArray of the objects at some positions."""
     out = object.__new__(ObjectArray)
-    out._items = items
-    out._positions = positions
+    out._items = tuple([items[i] for i in positions.flatten().tolist()])
+    out._positions = numbered(positions.shape)
     return out
-
-
-def ints(positions: Any) -> list[int]:
-    """Positions as Python numbers, in row-major order."""
-    return positions.flatten().tolist()
 
 
 def objects(items: tuple[Any, ...], positions: Any) -> Any:
@@ -163,27 +166,68 @@ def objects(items: tuple[Any, ...], positions: Any) -> Any:
     return [objects(items, p) for p in at] if isinstance(positions, list) else items[at]
 
 
-def moved(method: str, x: ObjectArray, *args: Any, **kwargs: Any) -> ObjectArray | tuple[ObjectArray, ...]:
-    """A method of tensors that moves elements, applied to the positions."""
-    out = getattr(x._positions, method)(*args, **kwargs)
-    return array(x._items, out) if isinstance(out, Tensor) else tuple([array(x._items, part) for part in out])
+def on_host(x: Any) -> Any:
+    """An index or argument with its tensors in the memory of the host, where positions are."""
+    members: Any = x
+    if isinstance(x, (list, tuple)):
+        return type(members)([on_host(v) for v in members])
+    return x.cpu() if isinstance(x, Tensor) else x
 
 
-def joined(op: Op, xs: Sequence[ObjectArray], dim: int = 0) -> ObjectArray:
-    """`stack` or `cat` of arrays: the objects of all, and the positions, each array's behind those before it."""
-    items: tuple[Any, ...] = ()
-    positions: list[Tensor] = []
-    for x in xs:
-        positions.append(x._positions + len(items))
-        items = items + x._items
-    return array(items, op(positions, dim))
+def same(x: Any, y: Any) -> bool:
+    """True if two objects are equal; arrays have one shape and equal elements, also inside lists, tuples and dicts."""
+    if type(x) is type(y) and isinstance(x, (list, tuple)):
+        return len(x) == len(y) and all([a is b or same(a, b) for a, b in zip(x, y, strict=True)])
+    if type(x) is type(y) and isinstance(x, dict):
+        return x.keys() == y.keys() and all([x[k] is y[k] or same(x[k], y[k]) for k in x])
+    if getattr(x, "shape", ()) != getattr(y, "shape", ()):
+        return False
+    found: Any = x == y
+    while getattr(found, "shape", ()) != ():
+        found = found.all()
+    return bool(found)
+
+
+def moved(op: Op, *args: Any, **kwargs: Any) -> ObjectArray | tuple[ObjectArray, ...]:
+    """A function of tensors that moves elements, applied to positions.
+
+    Positions of one array are behind those of the arrays before it.
+    """
+    items: list[Any] = []
+
+    def positions(x: Any) -> Any:
+        members: Any = x
+        if isinstance(x, (list, tuple)):
+            return type(members)([positions(v) for v in members])
+        if not isinstance(x, ObjectArray):
+            return on_host(x)
+        start = len(items)
+        items.extend(x._items)
+        return x._positions + start if start else x._positions
+
+    out = op(*positions(args), **{k: positions(v) for k, v in kwargs.items()})
+    return taken(items, out) if isinstance(out, Tensor) else tuple([taken(items, part) for part in out])
+
+
+def written(name: str, *args: Any, **kwargs: Any) -> ObjectArray:
+    """A function of tensors whose result has elements of two, of which none may be a number."""
+    if len([x for x in (*args, *kwargs.values()) if isinstance(x, ObjectArray)]) < 2:
+        others = [describe(x) for x in (*args, *kwargs.values()) if not isinstance(x, ObjectArray)]
+        got, hint = others[-1], "another TensorDict with an ObjectArray there, or td.exclude(key) first"
+        raise DtypeError(message(name, "objects from an ObjectArray", got, hint=hint))
+    out: Any = moved(getattr(torch, name), *args, **kwargs)
+    return out
 
 
 register_leaf(
     ObjectArray,
     shape=lambda x: x.shape,
     index=lambda x, index: x[index],
-    stack=partial(joined, torch.stack),
-    cat=partial(joined, torch.cat),
-    ops={**{method: partial(moved, method) for method in MOVES}, "eq": operator.eq, "ne": operator.ne},
-)
+    stack=partial(moved, torch.stack),
+    cat=partial(moved, torch.cat),
+    ops={
+        **{name: partial(moved, getattr(Tensor, name)) for name in MOVES},
+        **{name: partial(written, name) for name in WRITES},
+        "eq": operator.eq, "ne": operator.ne,
+    },
+)  # fmt: skip

@@ -74,10 +74,10 @@ hint: spell it like "a" or ("a", "b")""")  # fmt: skip
     def test_a_write_into_objects(self):
         td = TensorDict({"n": ObjectArray(["a", "b"])}, [2])
         self.says(lambda: td.at[0].set({"n": "z"}), """\
-UnsupportedError
-tdc.at.set: expected tensor leaves, got another
+DtypeError
+tdc.at.set: expected an instance of ObjectArray, got str
 at n: ObjectArray [2]
-hint: td.set('n', value) for all of it, value made anew""")  # fmt: skip
+hint: ObjectArray([x], ()) for one object, ObjectArray(list) for one per example""")  # fmt: skip
 
 
 def test_concatenate_by_axis():
