@@ -77,13 +77,29 @@ def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()
     if value is None or isinstance(value, (str, int, float)):
         return
     got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per example"
-    if isinstance(value, (torch.Tensor, Frozen)):
+    found = tensor_in(value)
+    if found is not None:
         hint = "a tensor is a leaf: leave Static out, or annotate the field as Tensor"
+        if found is not value:
+            got = f"a {got} that holds a {type(found).__name__}"
+            hint = "a tensor is a leaf: give each a key or field of its own, or a TensorDict of them"
         raise DtypeError(message(op, "a Python object", got, at, hint))
     try:
         hash(value)
     except TypeError:
         raise DtypeError(message(op, "a hashable object", got, at, hint)) from None
+
+
+def tensor_in(value: Any) -> Any:
+    """The first tensor or container that a value is, or holds in tuples, lists and sets; None without one."""
+    if isinstance(value, (torch.Tensor, Frozen)):
+        return value
+    members: Any = value if isinstance(value, (tuple, list, frozenset, set)) else ()
+    for x in members:
+        found = tensor_in(x)
+        if found is not None:
+            return found
+    return None
 
 
 class Typed(NamedTuple):

@@ -104,6 +104,20 @@ at name: Tensor
 hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor""",
         )
 
+    def test_a_tuple_of_tensors(self):
+        class Paired(tdc.TensorClass):
+            x: Tensor
+            pair: tuple[Tensor, Tensor]
+
+        self.says(
+            lambda: Paired(torch.zeros(3), (torch.zeros(3), torch.zeros(3)), batch_size=[3]),
+            """\
+DtypeError
+tdc.tensorclass: expected a Python object, got a tuple that holds a Tensor
+at pair: tuple
+hint: a tensor is a leaf: give each a key or field of its own, or a TensorDict of them""",
+        )
+
     def test_an_inner_node_for_a_tensor_field(self):
         self.says(
             lambda: point().set("xy", {"a": torch.zeros(3)}),

@@ -318,6 +318,24 @@ tdc.Static: expected a Python object, got Tensor
 hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor""",
         )
 
+    def test_static_tensors_in_a_tuple(self):
+        self.says(
+            lambda: Static(("a", (torch.zeros(2), 1))),
+            """\
+DtypeError
+tdc.Static: expected a Python object, got a tuple that holds a Tensor
+hint: a tensor is a leaf: give each a key or field of its own, or a TensorDict of them""",
+        )
+
+    def test_static_tensors_in_a_list(self):
+        self.says(
+            lambda: Static([TensorDict({}, [])]),
+            """\
+DtypeError
+tdc.Static: expected a Python object, got a list that holds a TensorDict
+hint: a tensor is a leaf: give each a key or field of its own, or a TensorDict of them""",
+        )
+
     def test_different_static_values(self):
         self.says(
             lambda: split() + split("test").set("more", Static(1)),
