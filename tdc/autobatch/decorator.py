@@ -262,8 +262,10 @@ def as_batch_function(x: Any) -> BatchFunction | None:
 
 def is_batch(x: Any) -> bool:
     """Whether an argument is a batch by its type."""
-    if isinstance(x, (Lanes, TensorDict)):
-        return not isinstance(x, TensorDict) or x.ndim > 0
+    if isinstance(x, TensorDict):
+        return len(x._size) > 0
+    if isinstance(x, Lanes):
+        return True
     if isinstance(x, (tuple, list, dict)):
         return any([is_batch(part) for part in (x.values() if isinstance(x, dict) else x)])
     return is_ragged(x)
@@ -302,7 +304,7 @@ def along(x: Any, dim: Any) -> Any:
         hint = "in_dims=0, or one entry for each argument: in_dims=(0, None)"
         raise DtypeError(message(OP, "an int or None in in_dims", describe(dim), hint=hint))
     if isinstance(x, TensorDict):
-        dim = normal_dim(dim, x.ndim, OP)
+        dim = normal_dim(dim, len(x._size), OP)
     leaves, spec = flatten(x)
     return unflatten([lane(leaf, dim) for leaf in leaves], spec)
 

@@ -145,7 +145,7 @@ def unbucket(x: T, valid: Tensor) -> T:
 
 def packed_leaves(x: Any) -> bool:
     """Whether there is a packed batch to fill; refuses what cannot be filled at all."""
-    if is_tensordict(x) and x.ndim == 1:
+    if is_tensordict(x) and len(x._size) == 1:
         return any([packed_leaves(leaf) for leaf in x._leaves.values() if not isinstance(leaf, Tensor)])
     if isinstance(x, NestedTensor) and x.structure.batch_dim == 0 and x.structure.packed_dim == 0:
         return True

@@ -105,9 +105,9 @@ def axes_of(x: Any, dim: Any) -> list[Axis]:
         raise KeyPathError(message("compile.dynamic", "'batch' or 'length'", repr(dim), hint=hint))
     if is_tensordict(x):
         if isinstance(dim, int):
-            inner = range(x.ndim)[dim : dim + 1 or None] if -x.ndim <= dim < x.ndim else ()
+            inner = range(len(x._size))[dim : dim + 1 or None] if -len(x._size) <= dim < len(x._size) else ()
         else:
-            inner = range(x.ndim) if dim == "batch" else ("length",)
+            inner = range(len(x._size)) if dim == "batch" else ("length",)
         return [one for leaf in x._leaves.values() for d in inner for one in axes_of(leaf, d)]
     if isinstance(x, NestedTensor):
         return axes_of_nested(x, dim)

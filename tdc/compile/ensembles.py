@@ -113,7 +113,7 @@ def one_by_one(
         raise ShapeError(message("ensemble", "one dim for each argument, of modules with tdc.batch", "more", hint=hint))
     found: list[Any] = []
     for k in range(params.batch_size[0]):
-        parts = [x if d is None else x.select(d, k) for x, d in zip(args, dims, strict=True)]
+        parts = [x if d is None else torch.select(x, d, k) for x, d in zip(args, dims, strict=True)]
         found.append(one(params[k], *parts))
     return pytree.tree_map(stacked, *found, is_leaf=is_ragged)
 

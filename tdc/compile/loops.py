@@ -23,7 +23,7 @@ from tdc.compile.carries import Form, agree, lines, moving, replaced, rowwise, s
 from tdc.compile.upstream import Code, anchored, copied, needs_grad, own_gradients, tied, traced
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, expect_number, normal_dim
-from tdc.core.container import Container
+from tdc.core.container import Container, dims_of
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
 
 Fn = Callable[..., Any]
@@ -70,7 +70,7 @@ def axes(op: str, xs: Any, dim: int) -> list[int]:
     for x in pytree.tree_leaves(xs, is_leaf=lambda x: isinstance(x, Container)):
         if isinstance(x, (Container, Tensor)):
             count = len([t for t in pytree.tree_leaves(x) if isinstance(t, Tensor)])
-            out += [normal_dim(dim, x.ndim, op)] * count
+            out += [normal_dim(dim, dims_of(x), op)] * count
     return out
 
 
@@ -78,7 +78,8 @@ def stacked(ys: Sequence[Any], form: Form, dim: int) -> Any:
     """Results with their steps at `dim`; the form of one step makes a batch of them, since it holds no sizes."""
 
     def moved(y: Any) -> Any:
-        return y.movedim(0, dim) if dim and isinstance(y, (Tensor, Container)) and dim < y.ndim else y
+        moves = bool(dim) and isinstance(y, (Tensor, Container)) and dim < dims_of(y)
+        return torch.movedim(y, 0, dim) if moves else y  # type: ignore[arg-type]  # it dispatches
 
     return pytree.tree_map(moved, form.join(ys), is_leaf=lambda y: isinstance(y, Container))
 

@@ -23,6 +23,7 @@ from tdc.compile.loss import not_zero
 from tdc.compile.upstream import traced
 from tdc.compile.vectorize import is_container
 from tdc.core import pytree
+from tdc.core.container import shape_of
 from tdc.core.dtypes import widened
 from tdc.core.dynamo import under_transform
 from tdc.core.errors import ShapeError, describe, message
@@ -137,8 +138,8 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
 
 def first_size(batch: Any) -> int:
     """The number of examples of a batch, as its first leaf says."""
-    sizes = [x.shape for x in leaves_of(batch) if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]
-    if not sizes or not len(sizes[0]) or (isinstance(batch, TensorDict) and not batch.ndim):
+    sizes = [shape_of(x) for x in leaves_of(batch) if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]
+    if not sizes or not len(sizes[0]) or (isinstance(batch, TensorDict) and not batch._size):
         got, hint = describe(batch), "give the batch its batch_size, or accumulate=1"
         raise ShapeError(message(OP, "a batch with a first dim to split", got, hint=hint))
     return sizes[0][0]

@@ -151,7 +151,7 @@ def dims_in(td: TensorDict, dim: Any) -> list[Any]:
     elif isinstance(dim, Mapping):
         named = {as_path(key, "vmap"): d for key, d in dim.items()}
     else:
-        return [dim if dim is None else normal_dim(dim, td.ndim, "vmap")] * len(paths)
+        return [dim if dim is None else normal_dim(dim, len(td._size), "vmap")] * len(paths)
     for path in named:
         if path not in td._leaves and path not in td._nodes:
             raise missing_key("vmap", path, [*td._leaves, *td._nodes])
@@ -196,8 +196,9 @@ def with_mapped_dim(x: Any, dim: int | None) -> Any:
         if any([is_ragged(leaf) for leaf in x._leaves.values()]):
             got, hint = "a ragged leaf", "return the ragged leaf beside the TensorDict"
             raise UnsupportedError(message("vmap", "a TensorDict of tensors as result", got, hint=hint))
-        d = normal_dim(dim, x.ndim, "vmap") if x._leaves else 0
-        return x.movedim(0, d) if d else x
+        d = normal_dim(dim, len(x._size), "vmap") if x._leaves else 0
+        moved: Any = torch.movedim(x, 0, d) if d else x  # type: ignore[arg-type]  # it dispatches
+        return moved
     if isinstance(x, NestedTensor):
         s = x.structure
         common: list[Any] = [None if t is None else t[0] for t in (s.offsets, s.shapes, s.extent)]

@@ -21,7 +21,16 @@ import torch
 
 from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import constant, trace_as
-from tdc.core.errors import DtypeError, MethodError, StructureError, TdcError, UnsupportedError, describe, message
+from tdc.core.errors import (
+    DtypeError,
+    MethodError,
+    StructureError,
+    TdcError,
+    UnsupportedError,
+    describe,
+    is_dict,
+    message,
+)
 from tdc.core.frozen import Frozen, immutable
 from tdc.core.kinds import refuse_kinds
 from tdc.core.rules import (
@@ -91,15 +100,16 @@ class Container(Frozen):
     def size(self, dim: int) -> int: ...
     def size(self, dim: int | None = None) -> torch.Size | int:
         """The shape, or its entry at `dim`: of a TensorDict the batch size, on a ragged dim a `RaggedSize`, -1."""
-        return self.shape if dim is None else self.shape[normal_dim(dim, self.ndim, "size")]
+        shape = shape_of(self)
+        return shape if dim is None else shape[normal_dim(dim, dims_of(self), "size")]
 
     def dim(self) -> int:
         """Number of dims, as `ndim`."""
-        return self.ndim
+        return dims_of(self)
 
     def ndimension(self) -> int:
         """Number of dims, as `ndim`."""
-        return self.ndim
+        return dims_of(self)
 
     def __dir__(self) -> list[str]:
         absent = {n for base in type(self).__mro__ for n, v in vars(base).items() if isinstance(v, Absent)}
@@ -109,6 +119,16 @@ class Container(Frozen):
         name = type(self).__name__
         got, hint = f"the truth value of a {name}", "x.all() or x.any() for its elements, len(x) > 0 for its rows"
         raise DtypeError(message("bool", "one number", got, hint=hint))
+
+
+def shape_of(x: Any) -> Any:
+    """The shape of a tensor or container; of a TensorDict its batch size, whatever its fields are called."""
+    return x._size if is_dict(x) else x.shape
+
+
+def dims_of(x: Any) -> int:
+    """Number of dims of a tensor or container; of a TensorDict its batch dims, as `shape_of`."""
+    return len(x._size) if is_dict(x) else x.ndim
 
 
 def refuse_dense(op: Op, args: tuple[Any, ...]) -> None:

@@ -167,9 +167,8 @@ def describe(x: Any) -> str:
         return f"the class {x.__name__}"
     if isinstance(x, ModuleType):  # which may have a function of the name `shape`
         return f"the module {x.__name__}"
-    shape, dtype = sizes_of(x), getattr(x, "dtype", None)
-    name = getattr(x, "_label", type(x).__name__)
-    dtype = None if getattr(x, "_kind", "") == "tensordict" else dtype
+    name, shape = getattr(x, "_label", type(x).__name__), sizes_of(x)
+    dtype = None if is_dict(x) else getattr(x, "dtype", None)
     if shape is None:
         return name
     sizes = show_sizes(shape)
@@ -181,10 +180,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def is_dict(x: Any) -> bool:
+    """True of a TensorDict. A tensorclass may have fields of any name, so that its attributes tell nothing."""
+    return getattr(x, "_kind", "") == "tensordict"
+
+
 def sizes_of(x: Any) -> Any:
     """The shape of a value, None where it has none; a strided tensor of `torch.nested` does not tell its own."""
     try:
-        return getattr(x, "shape", None)
+        return x._size if is_dict(x) else getattr(x, "shape", None)
     except RuntimeError:
         return torch.Size([x.size(0), *[-1] * (x.dim() - 1)])
 

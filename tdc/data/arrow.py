@@ -273,7 +273,7 @@ def to_arrow(td: TensorDict) -> Any:
     pa: Any = arrow()
 
     expect(WRITE, td, TensorDict)
-    if not td.ndim:
+    if not td._size:
         hint = "batch_size=[n], of the rows of the table; td.unsqueeze(0) for one row"
         raise ShapeError(message(WRITE, "a TensorDict with a batch dim", "batch_size=[]", hint=hint))
     wrong: dict[str, str] = {}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc.core.container import dims_of
 from tdc.core.dynamo import eager
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
@@ -83,7 +84,7 @@ def check_alike(results: list[Any], dim: int, chunks: Chunks) -> None:
     """Refuse results with other keys, dtypes or features than those of the first part; each wrong key is named."""
     check_result(results[0], 0, chunks)
     first = as_dict(results[0], dim, chunks.single)
-    if results[0].ndim + chunks.single <= dim:
+    if dims_of(results[0]) + chunks.single <= dim:
         expected = f"results with dim {dim}, along which they are joined"
         hint = "chunksize=0 for one example at a time, whose results are stacked; result.unsqueeze(dim) of a part"
         if chunks.single:
@@ -112,8 +113,8 @@ def counted(wrong: list[str]) -> str:
 def unlike(result: Any, form: Any, dim: int, chunks: Chunks) -> list[str]:
     """The differences between a result and the form of the first, one line each."""
     found = as_dict(result, dim, chunks.single)
-    if found.ndim != len(form.batch_size):
-        return [f"batch dims: {found.ndim} instead of {len(form.batch_size)}"]
+    if len(found._size) != len(form.batch_size):
+        return [f"batch dims: {len(found._size)} instead of {len(form.batch_size)}"]
     return differences(found, form)
 
 
@@ -145,8 +146,8 @@ def check_out(out: Any, td: TensorDict, dim: int) -> None:
     if not is_tensordict(out):
         hint = "tdc.io.memmap_empty(spec, path, batch_size), or tdc.interop.zeros(spec, batch_size)"
         raise DtypeError(message(OP, "a TensorDict for out", describe(out), hint=hint))
-    if out.ndim <= dim or out.shape[dim] != td.shape[dim]:
-        expected, got = f"out with {td.shape[dim]} examples along dim {dim}", describe(out)
+    if len(out._size) <= dim or out._size[dim] != td._size[dim]:
+        expected, got = f"out with {td._size[dim]} examples along dim {dim}", describe(out)
         raise ShapeError(message(OP, expected, got, hint="out has the batch size of all results together"))
     wrong = {show(p): describe(unwrap(x)) for p, x in out._leaves.items() if not isinstance(x, (Tensor, MaskedBatch))}
     hint = "leave out= away, and save the result: it has no place before all sizes are known"

@@ -126,7 +126,7 @@ def chosen(td: Any, keys: list[NestedKey] | None) -> TensorDict:
 def check_examples(op: str, td: Any) -> None:
     """Refuse what has no first batch dim that counts examples."""
     expect(op, td, TensorDict)
-    if not td.ndim:
+    if not td._size:
         hint = "td.with_batch_size([n]), or TensorDict({...}, batch_size=[n])"
         raise ShapeError(message(op, "a TensorDict with a batch dim", describe(td), hint=hint))
 

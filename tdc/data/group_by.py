@@ -42,7 +42,7 @@ def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
     """
     _, leaves = named_leaves("data.group_by", td, [key])
     leaf = unwrap(leaves[0])
-    if td.ndim == 0 or not isinstance(leaf, (Tensor, ObjectArray)) or leaf.ndim != 1:
+    if len(td._size) == 0 or not isinstance(leaf, (Tensor, ObjectArray)) or leaf.ndim != 1:
         hint = "td.flatten() for several batch dims; stack features to one code first"
         raise ShapeError(message("data.group_by", "a leaf with one value for each example", describe(leaf), hint=hint))
     found: dict[Any, list[int]] = {}

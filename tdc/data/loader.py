@@ -169,7 +169,7 @@ def gathered(td: TensorDict, plan: Plan, first: int, pin_memory: bool) -> Genera
 
 def gather_of(td: TensorDict) -> Callable[[Tensor], TensorDict]:
     """`td[positions]` for many vectors of positions: what the kind of leaves decides is looked at once."""
-    if td.ndim > 1 or not all([type(x) is Tensor and x.is_cpu for x in td._leaves.values()]):
+    if len(td._size) > 1 or not all([type(x) is Tensor and x.is_cpu for x in td._leaves.values()]):
         return lambda positions: td[positions]
     selects = [(path, x.index_select) for path, x in td._leaves.items()]
     nodes, device = td._nodes, td._device
@@ -219,7 +219,7 @@ def lengths_at(td: TensorDict, key: Any) -> Any:
         hint = f"key={ragged[0]!r}" if ragged else "key= of a leaf with the lengths of examples"
         raise KeyPathError(message(OP, "a key whose tokens max_tokens counts", "none", hint=hint))
     found = unwrap(named_leaves(OP, td, [key])[1][0])
-    if isinstance(found, BATCHES) or (isinstance(found, Tensor) and found.ndim == td.ndim):
+    if isinstance(found, BATCHES) or (isinstance(found, Tensor) and found.ndim == len(td._size)):
         return found
     hint = f"ragged leaves are {', '.join(ragged)}" if ragged else "tdc.data.ragged_stack makes ragged leaves"
     raise DtypeError(message(OP, "a ragged leaf, or one length for each example", describe(found), hint=hint))

@@ -127,7 +127,7 @@ def map_iter(
             raise ShapeError(message(ITER, "a seed below 2**62", f"{seed}", hint="seed=0"))
     if executor is not None:
         check_executor(ITER, executor)
-    chunks = chunks_of(td.shape[dim], chunksize, num_chunks or (1 if executor is None else several()))
+    chunks = chunks_of(td._size[dim], chunksize, num_chunks or (1 if executor is None else several()))
     order = range(chunks.total)
     if shuffle:
         generator = None if seed is None else torch.Generator().manual_seed(int(seed))
@@ -148,7 +148,7 @@ def by_executor(
     out: TensorDict | None, progress: Progress,
 ) -> Any:  # fmt: skip
     """`map` by the workers of an executor."""
-    chunks = chunks_of(td.shape[dim], chunksize, num_chunks)
+    chunks = chunks_of(td._size[dim], chunksize, num_chunks)
     with shown(progress, chunks.total) as tell:
         done = count(1)
         work = Work("map", executor, fn, td, dim, out, lambda: tell(next(done)))
@@ -161,8 +161,8 @@ def in_turn(
     progress: Progress,
 ) -> Any:  # fmt: skip
     """`map` in this process."""
-    chunks = chunks_of(td.shape[dim], chunksize, num_chunks)
-    parts = td.unbind(dim) if chunks.single else td.split(chunks.size, dim)
+    chunks = chunks_of(td._size[dim], chunksize, num_chunks)
+    parts: Any = torch.unbind(td, dim) if chunks.single else torch.split(td, chunks.size, dim)
     if out is None and progress is False:
         return joined([fn(part) for part in parts], dim, chunks)
     results = []
@@ -189,10 +189,10 @@ def check_parts(op: str, fn: Any, td: Any, dim: Any, chunksize: int | None, num_
         raise ShapeError(message(op, "one of both, chunksize of at least 0", got, hint=hint))
     if num_chunks is not None and num_chunks < 1:
         raise ShapeError(message(op, "num_chunks of 1 or more", f"{num_chunks}", hint="num_chunks=8"))
-    if not td.ndim:
+    if not td._size:
         hint = "td.with_batch_size([n]), or TensorDict({...}, batch_size=[n])"
         raise ShapeError(message(op, "a TensorDict with a batch dim", describe(td), hint=hint))
-    return normal_dim(dim, td.ndim, op)
+    return normal_dim(dim, len(td._size), op)
 
 
 def check_workers(num_workers: Any, executor: Any) -> None:

@@ -153,20 +153,20 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
         >>> [example.batch_size for example in unpad_sequence(pad_sequence(tds))]
         [torch.Size([1]), torch.Size([3])]
     """
-    if not is_tensordict(td) or td.ndim == 0:
+    if not is_tensordict(td) or not td._size:
         got = "batch_size=[]" if is_tensordict(td) else type(td).__name__
         hint = "tdc.data.pad_sequence(tds)"
         raise ShapeError(message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint=hint))
     if batch_dims is not None:
         expect_number("data.unpad_sequence", batch_dims, whole=True)
-    examples: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
+    examples: Any = torch.unbind(td, 0)  # type: ignore[arg-type]  # it dispatches
     if batch_dims is None:
         batch_dims = int(one_length(td, examples))
     if not batch_dims:
         return list(examples)
     out = []
     for x in examples:
-        sizes = [batch_of(leaf)[: x.ndim + batch_dims] for leaf in x._leaves.values()]
+        sizes = [batch_of(leaf)[: len(x._size) + batch_dims] for leaf in x._leaves.values()]
         size = torch.Size(sizes[0] if sizes else x.batch_size)
         check_leaves("data.unpad_sequence", x._leaves, x._nodes, size, "give fewer batch_dims")
         out.append(build_td(x._leaves, x._nodes, size, x.device))
@@ -178,7 +178,7 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
 
 def one_length(td: TensorDict, examples: Sequence[TensorDict]) -> bool:
     """Whether all leaves are ragged in the first dim of the examples, and have the same length there in each."""
-    k = td.ndim
+    k = len(td._size)
     ragged = [isinstance(x, (NestedTensor, MaskedBatch)) and k in x.ragged_dims for x in td._leaves.values()]
     lengths = [{leaf.shape[k - 1] for leaf in x._leaves.values()} for x in examples] if all(ragged) else []
     return bool(ragged) and all(ragged) and all([len(found) == 1 for found in lengths])
@@ -239,7 +239,8 @@ def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:
     given: Any = keys
     if isinstance(keys, Mapping):
         return {existing_path(td, op, key): dim for key, dim in given.items()}
-    return {existing_path(td, op, key): td.ndim + 1 for key in keys_of(op, [keys] if isinstance(keys, str) else keys)}
+    dim = len(td._size) + 1
+    return {existing_path(td, op, key): dim for key in keys_of(op, [keys] if isinstance(keys, str) else keys)}
 
 
 def stack_along(op: OpName, tds: list[TensorDict], dim: int, keys: Any, convert: Convert) -> TensorDict:

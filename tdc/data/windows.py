@@ -68,7 +68,7 @@ def windows(td: TensorDict, tokens: int, key: NestedKey) -> TensorDict:
     """
     expect(OP, td, TensorDict)
     tokens = whole_number(OP, 1, "tokens", tokens)
-    if td.ndim != 1:
+    if len(td._size) != 1:
         raise ShapeError(
             message(OP, "one batch dim, of documents", f"batch_size {list(td.batch_size)}", hint="td.flatten()")
         )

@@ -23,6 +23,7 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import shift_rows
 from tdc.ragged.segments import offsets_of
 from tdc.ragged.structure import Structure, extent_of, require_same
+from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.tensordict import TensorDict
 
 OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of packed rows
@@ -136,7 +137,8 @@ def to_hf(
     if isinstance(batch, NestedTensor):
         batch = TensorDict({"inputs_embeds" if batch.dtype.is_floating_point else "input_ids": batch}, (len(batch),))
     expect("interop.to_hf", batch, TensorDict, NestedTensor, Mapping)
-    ragged = {key: x for key, x in batch.items() if isinstance(x, NestedTensor)}
+    out: dict[str, Any] = dict(Keyed.items(batch) if isinstance(batch, TensorDict) else batch.items())
+    ragged = {key: x for key, x in out.items() if isinstance(x, NestedTensor)}
     if not ragged:
         got, hint = describe(batch), "tdc.pack(rows), or tdc.interop.from_hf(encoding)"
         raise StructureError(message("interop.to_hf", "a NestedTensor of tokens", got, hint=hint))
@@ -146,7 +148,6 @@ def to_hf(
         return shift_rows(found.data, found.lengths[:, 0], side, "interop.to_hf", back=True)
 
     first = next(iter(ragged.values()))
-    out: dict[str, Any] = dict(batch.items())
     for key, x in ragged.items():
         if x.ragged_dims != (1,):
             got, hint = f"ragged dims {x.ragged_dims}", "transpose it, or td.exclude(key)"

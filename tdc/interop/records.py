@@ -24,7 +24,7 @@ import torch
 
 from tdc.core.annotations import hints, meant
 from tdc.core.arguments import expect, expect_number
-from tdc.core.container import Container
+from tdc.core.container import Container, shape_of
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, refuse_wrong, show_sizes
 from tdc.core.keys import show
@@ -118,7 +118,7 @@ def as_tensordict(obj: Any, batch_size: Any = None, *, batch_dims: int | None = 
         source = TensorDict(source, (), device=device)
         size = shared_size(source, batch_dims)
     elif batch_size is None:  # mappings and records have none of their own
-        size = () if isinstance(obj, Mapping) or is_record(obj) else obj.shape
+        size = () if isinstance(obj, Mapping) or is_record(obj) else shape_of(obj)
     else:
         size = batch_size
     return TensorDict(source, size, device=device)

@@ -197,7 +197,7 @@ def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> Tens
     if isinstance(schema, Spec) or is_tensordict(schema):
         form = spec_of("interop.check", schema)
     else:  # it says nothing of the classes of inner nodes
-        form = spec_of("interop.check", schema, [None] * td.ndim)
+        form = spec_of("interop.check", schema, [None] * len(td._size))
         nodes = {p: n for p, n in td._nodes.items() if is_inner(n) and (p in form._nodes or p == ())}
         form = Spec(form._batch_size, form._leaves, form._nodes | nodes)
     wrong = differences(td, form)
@@ -218,10 +218,10 @@ def spec_of(op: OpName, td: Any, batch_size: Any = None) -> Spec:
     if is_tensordict(td):
         own: Any = td
         size = tuple(own.batch_size) if batch_size is None else open_size(op, batch_size)
-        if len(size) != own.ndim:
-            expected, got = f"{own.ndim} batch dims, as the TensorDict has", f"{show_sizes(size)}"
+        if len(size) != len(own._size):
+            expected, got = f"{len(own._size)} batch dims, as the TensorDict has", f"{show_sizes(size)}"
             raise ShapeError(message(op, expected, got, hint="None stands for any size, e.g. [None, 4]"))
-        return Spec(size, {p: leaf_spec(x, own.ndim) for p, x in own._leaves.items()}, own._nodes)
+        return Spec(size, {p: leaf_spec(x, len(own._size)) for p, x in own._leaves.items()}, own._nodes)
     leaves: dict[KeyPath, LeafSpec] = {}
     nodes: Nodes = {}
     wrong: dict[str, str] = {}
@@ -327,7 +327,7 @@ def differences(td: TensorDict, form: Spec) -> list[str]:
         if path not in td._leaves:
             wrong.append(f"{show(path)}: {'no leaf' if path in td else 'missing'} instead of {entry.text()}")
             continue
-        got = leaf_spec(td._leaves[path], td.ndim)
+        got = leaf_spec(td._leaves[path], len(td._size))
         if entry.device is None:
             got = got._replace(device=None)
         if got != entry:

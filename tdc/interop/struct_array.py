@@ -107,7 +107,7 @@ def to_struct_array(td: TensorDict) -> Any:
     hint = "td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves"
     refuse_wrong(UnsupportedError, WRITE, "leaves with a numpy dtype", wrong, "others", hint)
     sources = {p: host(unwrap(x)) for p, x in td._leaves.items()}
-    out = ndarray()(tuple(td.batch_size), dtype_of(td.ndim, sources, td._nodes))
+    out = ndarray()(tuple(td.batch_size), dtype_of(len(td._size), sources, td._nodes))
     for path, source in sources.items():
         target = out
         for key in parts(path):

@@ -110,7 +110,7 @@ def explained(op: Any, x: TensorDict, fn: Op, columns: list[list[Any]], error: E
 def sample(x: TensorDict, fn: Op, others: tuple[TensorDict, ...], out: dict[Any, Any]) -> tuple[Any, int]:
     """One result and how many features its leaf has; without leaves what `fn` makes of batch dims alone."""
     for path, result in out.items():
-        return result, x._leaves[path].ndim - x.ndim
+        return result, x._leaves[path].ndim - len(x._size)
     return fn(*[torch.empty(td.batch_size, device=x.device) for td in (x, *others)]), 0
 
 
@@ -154,14 +154,14 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
     given = bound(op, how, args, kwargs)
     dim = given.pop("dim", how.default)
     if not isinstance(dim, int) and (dim is NEEDED or (dim is None and how.default is not None)):
-        expected = f"a dim in [{-x.ndim}, {x.ndim - 1}]"
+        expected = f"a dim in [{-len(x._size)}, {len(x._size) - 1}]"
         raise ShapeError(message(op, expected, "None", hint="name the dim, e.g. dim=-1"))
-    dims, run = batch_dims(op, dim, x.ndim, how.several), how.run
-    if dims is None and how.several and x.ndim:
-        dims = tuple(range(x.ndim))
+    dims, run = batch_dims(op, dim, len(x._size), how.several), how.run
+    if dims is None and how.several and len(x._size):
+        dims = tuple(range(len(x._size)))
     others = {name: value for name, value in given.items() if isinstance(value, TensorDict)}
     fixed = {name: value for name, value in given.items() if name not in others}
-    count = 1 if dims is None else x.ndim
+    count = 1 if dims is None else len(x._size)
     if dims is not None and not others and not how.spread:
         return lift(x, lambda leaf: run(leaf, dim=dims, **fixed), op=op)
 
@@ -169,9 +169,9 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
         now = {**fixed, **dict(zip(others, rest, strict=True))}
         for name in how.spread:
             if name in fixed:
-                now[name] = spread_over(op, name, fixed[name], leaf.shape[x.ndim :], count)
+                now[name] = spread_over(op, name, fixed[name], leaf.shape[len(x._size) :], count)
         if dims is None:
-            return all_as_one(how.over_all or run, leaf, x.ndim, **now)
+            return all_as_one(how.over_all or run, leaf, len(x._size), **now)
         return run(leaf, dim=dims, **now)
 
     return lift(x, fn, *others.values(), op=op)
@@ -183,7 +183,7 @@ def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool =
         return along_tensordict(op, how, x, dim=dim, keepdim=keepdim)
     found = [op(leaf).to(torch.bool) for leaf in x._leaves.values()]
     every = torch.stack([answer.to(found[0].device) for answer in found]) if found else torch.empty(0, device=x.device)
-    return op(every).view([1] * x.ndim) if keepdim else op(every)
+    return op(every).view([1] * len(x._size)) if keepdim else op(every)
 
 
 def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     tds = same_kind("stack", tensors, TensorDict)
     first = tds[0]
-    d = normal_dim(dim, first.ndim + 1, "stack")
+    d = normal_dim(dim, len(first._size) + 1, "stack")
     same_size("stack", *tds)
     leaves = join_leaves(torch.stack, tds, d)
     size = first.batch_size
@@ -37,7 +37,7 @@ def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
 def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     tds = same_kind("cat", tensors, TensorDict)
     first = tds[0]
-    d = normal_dim(dim, first.ndim, "cat")
+    d = normal_dim(dim, len(first._size), "cat")
     sizes = [tuple(td.batch_size) for td in tds]
     before, after = sizes[0][:d], sizes[0][d + 1 :]
     wrong = {f"operand {i}": show_sizes(z) for i, z in enumerate(sizes) if z[:d] != before or z[d + 1 :] != after}

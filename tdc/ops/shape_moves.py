@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least, normal_dim
 from tdc.core.asserts import require
-from tdc.core.container import Container
+from tdc.core.container import Container, dims_of, shape_of
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -30,39 +30,46 @@ from tdc.ragged.storage import Ragged, data_of, ragged_sizes, with_data
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 
+def call(x: Any, method: str, *args: Any) -> Any:
+    """A method of a tensor or container, which a field of a tensorclass may have the name of."""
+    return getattr(TensorDict if isinstance(x, TensorDict) else type(x), method)(x, *args)
+
+
 def movedim(x: Any, source: Any, destination: Any) -> Container:
-    old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
+    ndim = dims_of(x)
+    old, new = normal_dims("movedim", source, ndim), normal_dims("movedim", destination, ndim)
     if len(old) != len(new):
         got = f"{len(new)} for {len(old)} dims"
         raise ShapeError(message("movedim", "one destination for each dim", got, hint="x.movedim((0, 1), (1, 0))"))
-    order = [d for d in range(x.ndim) if d not in old]
+    order = [d for d in range(ndim) if d not in old]
     for position, d in sorted(zip(new, old, strict=True)):
         order.insert(position, d)
-    return x.permute(order)
+    return call(x, "permute", order)
 
 
 def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Container:
     """A quarter turn is a reversal and a transposition; a ShapeError for others than two dims."""
-    found = normal_dims("rot90", dims, x.ndim)
+    found = normal_dims("rot90", dims, dims_of(x))
     if len(found) != 2:
         raise ShapeError(message("rot90", "two dims", f"{dims}", hint="x.rot90(1, (1, 2))"))
     a, b = found
     if k % 4 == 2:
-        return x.flip(found)
-    return x if k % 4 == 0 else x.flip((b if k % 4 == 1 else a,)).transpose(a, b)
+        return call(x, "flip", found)
+    return x if k % 4 == 0 else call(call(x, "flip", (b if k % 4 == 1 else a,)), "transpose", a, b)
 
 
 def t(x: Any) -> Container:
     """Two dims swapped, fewer as they are; a ShapeError for more."""
-    if x.ndim > 2:
+    ndim = dims_of(x)
+    if ndim > 2:
         hint = "name them: x.transpose(0, 1)"
-        raise ShapeError(message("t", "2 dims at most", f"{x.ndim} of {describe(x)}", hint=hint))
-    return x.permute(tuple(reversed(range(x.ndim))))
+        raise ShapeError(message("t", "2 dims at most", f"{ndim} of {describe(x)}", hint=hint))
+    return call(x, "permute", tuple(reversed(range(ndim))))
 
 
 def tile(x: Any, *dims: Any) -> Container:
     times = ints("tile", dims)
-    return x.repeat(*[1] * (x.ndim - len(times)), *times)
+    return call(x, "repeat", *[1] * (dims_of(x) - len(times)), *times)
 
 
 def as_other(method: str, op: Op, x: Any, other: Any) -> Container | Tensor:
@@ -76,11 +83,11 @@ def as_other(method: str, op: Op, x: Any, other: Any) -> Container | Tensor:
         hint = "x.reshape(td.batch_size), batch.with_data(x), or tdc.nested_like(x, batch)"
         raise UnsupportedError(message(op, "a batch to be as another", describe(x), hint=hint))
     if isinstance(x, Tensor) and isinstance(other, TensorDict):
-        check_broadcast(x, other.batch_size, op)
+        check_broadcast(x, other._size, op)
         wide = zip(other._leaves.items(), column(x, other, op), strict=True)
-        return build_td({p: w.expand_as(v) for (p, v), w in wide}, other._nodes, other.batch_size, other.device)
+        return build_td({p: w.expand_as(v) for (p, v), w in wide}, other._nodes, other._size, other._device)
     if isinstance(x, TensorDict) or isinstance(other, Tensor):
-        return getattr(x, method)(*other.shape)
+        return call(x, method, *shape_of(other))
     if method == "expand":
         return expanded(op, x, other)
     sizes: list[Any] = [ragged_sizes(b) if type(x) is type(other) else None for b in both]
@@ -110,7 +117,7 @@ def spread(x: Any, like: Any, wide: Tensor) -> Ragged:
 
 
 def broadcast_to(x: Any, *size: Any) -> Container:
-    return x.expand(*ints("broadcast_to", size))
+    return call(x, "expand", *ints("broadcast_to", size))
 
 
 def broadcast_ragged(*tensors: Any) -> tuple[Any, ...]:
@@ -131,10 +138,11 @@ def atleast(ndim: int, *xs: Any) -> Any:
     several = len(xs) == 1 and isinstance(xs[0], (tuple, list))
     out = []
     for x in xs[0] if several else xs:
-        if x.ndim >= ndim:
-            x = x.expand([-1] * x.ndim)  # a view, as torch gives
-        for at in (0, 0, 2)[x.ndim : ndim]:
-            x = x.unsqueeze(at)
+        dims = dims_of(x)
+        if dims >= ndim:
+            x = call(x, "expand", [-1] * dims)  # a view, as torch gives
+        for at in (0, 0, 2)[dims:ndim]:
+            x = call(x, "unsqueeze", at)
         out.append(x)
     return tuple(out) if several or len(out) > 1 else out[0]
 
@@ -142,12 +150,12 @@ def atleast(ndim: int, *xs: Any) -> Any:
 def stacked_along(ndim: int, dim: int, tensors: Any) -> Container | Tensor:
     """`hstack`, `vstack`, `dstack`: at least so many dims, joined along `dim`, or along the only one."""
     xs = [atleast(ndim, x) for x in tensors]
-    return torch.cat(xs, min(dim, xs[0].ndim - 1))
+    return torch.cat(xs, min(dim, dims_of(xs[0]) - 1))
 
 
 def column_stack(tensors: Any) -> Container | Tensor:
     """Batches of one dim become columns."""
-    return torch.cat([x.reshape(-1, 1) if x.ndim < 2 else x for x in tensors], 1)
+    return torch.cat([call(x, "reshape", -1, 1) if dims_of(x) < 2 else x for x in tensors], 1)
 
 
 def channel_shuffle_ragged(input: Any, groups: int) -> Ragged:
@@ -174,8 +182,8 @@ def view_as_complex(x: Any) -> Ragged:
 
 
 for _op, _impl in (
-    (torch.movedim, movedim), (torch.rot90, rot90), (torch.flipud, lambda input: input.flip((0,))),
-    (torch.fliplr, lambda input: input.flip((1,))), (torch.t, t), (torch.tile, tile),
+    (torch.movedim, movedim), (torch.rot90, rot90), (torch.flipud, lambda input: call(input, "flip", (0,))),
+    (torch.fliplr, lambda input: call(input, "flip", (1,))), (torch.t, t), (torch.tile, tile),
     (torch.broadcast_to, broadcast_to), (torch.hstack, partial(stacked_along, 1, 1)),
     (torch.vstack, partial(stacked_along, 2, 0)), (torch.dstack, partial(stacked_along, 3, 2)),
     (torch.column_stack, column_stack), (torch.atleast_1d, partial(atleast, 1)),

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim, shown
 from tdc.core.asserts import require
+from tdc.core.container import dims_of, shape_of
 from tdc.core.dynamo import larger, smaller, trace_as
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
@@ -64,23 +65,23 @@ def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
 
 def split(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
     """Parts of a length, or of a list of lengths; along the ragged dim a list must add up to the length of each row."""
-    given, d = split_size_or_sections, normal_dim(dim, x.ndim, "split")
+    given, d = split_size_or_sections, normal_dim(dim, dims_of(x), "split")
     if not is_ragged(x, d):
-        return apart(x, d, part_lengths(given, x.shape[d]))
+        return apart(x, d, part_lengths(given, shape_of(x)[d]))
     if isinstance(given, (list, tuple)):
         text = message("split", f"rows of length {shown(sum(given))}", "others", hint="x.tensor_split(positions, dim)")
         require((sizes_along(x, d) == sum(given)).all(), text, ShapeError)
         return apart(x, d, part_lengths(given, sum(given)))
     column = x.ragged_dims.index(d)
-    top = x.shape[d] if isinstance(x, MaskedBatch) else longest(x.structure, exact=True)[column]
+    top = shape_of(x)[d] if isinstance(x, MaskedBatch) else longest(x.structure, exact=True)[column]
     return apart(x, d, [given] * len(part_lengths(given, top)))
 
 
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     """So many parts of nearly equal length; along the ragged dim of each row, none of them left out."""
-    d = normal_dim(dim, x.ndim, "chunk")
+    d = normal_dim(dim, dims_of(x), "chunk")
     if not is_ragged(x, d):
-        return apart(x, d, chunk_lengths(chunks, x.shape[d]))
+        return apart(x, d, chunk_lengths(chunks, shape_of(x)[d]))
     step = -(-sizes_along(x, d) // len(chunk_lengths(chunks, 0)))
     return tuple([part(x, d, k * step, (k + 1) * step) for k in range(chunks)])
 
@@ -89,7 +90,7 @@ def tensor_split(
     x: Any, indices_or_sections: Any = None, dim: int = 0, *, sections: Any = None, indices: Any = None
 ) -> tuple[Any, ...]:
     """So many parts whose lengths differ by one at most, or parts between positions."""
-    d = normal_dim(dim, x.ndim, "tensor_split")
+    d = normal_dim(dim, dims_of(x), "tensor_split")
     given = indices_or_sections if indices_or_sections is not None else sections if indices is None else indices
     given = between(given, is_ragged(x, d))
     if isinstance(given, (list, tuple)):
@@ -99,7 +100,7 @@ def tensor_split(
         hint = "x.tensor_split(2, dim) or x.tensor_split([1, 3], dim)"
         raise ShapeError(message("tensor_split", "a number of parts of at least 1, or positions", got, hint=hint))
     if not is_ragged(x, d):
-        least, more = x.shape[d] // given, x.shape[d] % given
+        least, more = shape_of(x)[d] // given, shape_of(x)[d] % given
         return apart(x, d, [least + smaller(larger(more - k, 0), 1) for k in range(given)])
     least, more = sizes_along(x, d) // given, sizes_along(x, d) % given
     return tuple([part(x, d, a, b) for a, b in pairwise([least * k + more.clamp(max=k) for k in range(given + 1)])])
@@ -131,21 +132,21 @@ trace_as(between, between_traced)
 
 def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> tuple[Any, ...]:
     """`hsplit`, `vsplit` and `dsplit`: equal parts of a dim, or parts between positions."""
-    d, given, hint = min(dim, x.ndim - 1), indices_or_sections, "torch.tensor_split(x, n, dim)"
-    if x.ndim < need:
+    d, given, hint = min(dim, dims_of(x) - 1), indices_or_sections, "torch.tensor_split(x, n, dim)"
+    if dims_of(x) < need:
         what = "batch dims" if isinstance(x, TensorDict) else "dims"
-        raise ShapeError(message(op, f"at least {need} {what}", f"{x.ndim}", hint=hint))
+        raise ShapeError(message(op, f"at least {need} {what}", f"{dims_of(x)}", hint=hint))
     if isinstance(given, int) and given > 0:
         if is_ragged(x, d):
             text = message(op, f"rows whose lengths {shown(given)} divides", "others", hint=hint)
             require((sizes_along(x, d) % given == 0).all(), text, ShapeError)
-        elif x.shape[d] % given:
-            raise ShapeError(message(op, f"a number of parts that divides {x.shape[d]}", f"{given}", hint=hint))
+        elif shape_of(x)[d] % given:
+            raise ShapeError(message(op, f"a number of parts that divides {shape_of(x)[d]}", f"{given}", hint=hint))
     return tensor_split(x, given, d)
 
 
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
-    d = normal_dim(dim, x.ndim, "unbind")
+    d = normal_dim(dim, len(x._size), "unbind")
     return lift(x, lambda v: v.unbind(d), op="unbind")
 
 

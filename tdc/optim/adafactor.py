@@ -110,5 +110,5 @@ def line(dim: int) -> Any:
 
 def by_rank(params: TensorDict) -> list[list[bool]]:
     """Whether leaves have rows and columns, and whether they have none."""
-    ranks = [p.ndim - params.ndim if trainable(p) else None for p in params._leaves.values()]
+    ranks = [p.ndim - len(params._size) if trainable(p) else None for p in params._leaves.values()]
     return [[n is not None and n > 1 for n in ranks], [n is not None and n < 2 for n in ranks]]

@@ -69,7 +69,7 @@ def optimizer(
     def init(params: TensorDict) -> TensorDict:
         expect("optim.init", params, TensorDict, of=" of parameters")
         if features is not None:
-            features(op, params._leaves, params.ndim)
+            features(op, params._leaves, len(params._size))
         return begin(params, names, start or {}, numbers)
 
     def rate_of(step: Tensor, n: Tensor) -> Any:

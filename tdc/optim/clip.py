@@ -46,9 +46,9 @@ def global_norm(td: TensorDict) -> Tensor:
     expect("optim.global_norm", td, TensorDict)
     leaves = [x for x in td._leaves.values() if trainable(x)]
     if not leaves:
-        return torch.zeros(td.batch_size, device=td.device)
+        return torch.zeros(td._size, device=td._device)
     dtype = torch.float64 if any([x.dtype in DOUBLE for x in leaves]) else torch.float32
-    k = td.ndim  # where the features are; not -1, for which torch 2.11 traces a norm over one element to a wrong shape
+    k = len(td._size)  # where features begin; not -1: torch 2.11 traces a norm over one element to a wrong shape
     rows = [x.flatten(k) if x.ndim > k else x.unsqueeze(k) for x in leaves]
     norms = [torch.linalg.vector_norm(x.to(wide(x.dtype)), dim=k) for x in rows]
     return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms], k), dim=k)

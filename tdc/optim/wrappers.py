@@ -204,7 +204,7 @@ def either(flag: Tensor, new: TensorDict, old: TensorDict) -> TensorDict:
 
 def all_finite(td: TensorDict) -> Tensor:
     """Whether all numbers of each member are finite, `batch_size`."""
-    k = td.ndim
+    k = len(td._size)
     found = [torch.isfinite(x) for x in td._leaves.values() if trainable(x)]
     flags = [x.flatten(k).all(k) if x.ndim > k else x for x in found]
     return torch.stack(flags).all(0) if flags else torch.ones(td.batch_size, dtype=torch.bool, device=td.device)

@@ -102,7 +102,7 @@ class At(Frozen):
         if mode is None:
             return self.set(self.get().apply(fn))
         positions = positions_at(self._td, self._index, "clip", "at.apply")
-        found = index(self._td.reshape(-1), positions)
+        found = index(TensorDict.reshape(self._td, -1), positions)
         return self.set(found.apply(fn), mode=mode)
 
 

@@ -84,7 +84,7 @@ class Builder:
 
     def update(self, other: Mapping[Any, Any]) -> None:
         """Assign every entry of a mapping."""
-        for key, value in other.items():
+        for key, value in Keyed.items(other) if isinstance(other, Keyed) else other.items():
             self[key] = value
 
     def finish(self) -> TensorDict:

@@ -179,7 +179,7 @@ def ravel(
     if len(dtypes) > 1 and dtype is None:
         at, hint = {show(p): describe(x) for p, x in td._leaves.items()}, "dtype=torch.float32, or tdc.partition first"
         raise DtypeError(message("ravel", "leaves of one dtype", f"{len(dtypes)} dtypes", at, hint))
-    k = td.ndim if keep_batch else 0
+    k = len(td._size) if keep_batch else 0
     size = td.batch_size[:k]
     one_device("ravel", td._leaves)
     layout = tuple([(p, tuple(x.shape[k:]), x.dtype) for p, x in td._leaves.items()])
@@ -253,11 +253,11 @@ def feature_dim(op: OpName, td: TensorDict, dim: int, ndim: int, hint: str) -> i
         got, spelled = f"{dim!r}", f"keys in one list: tdc.{op}(td, ['a', 'b'], 'out', dim=-1)"
         raise DtypeError(message(op, "an int as dim", got, hint=spelled))
     expect_number(op, dim, whole=True)
-    if ndim <= td.ndim:
+    if ndim <= len(td._size):
         raise ShapeError(message(op, "leaves with features", "none beyond the batch", hint=hint))
     d = normal_dim(dim, ndim, op)
-    if d < td.ndim:
-        expected, got = f"a dim in [{td.ndim}, {ndim - 1}], behind the batch dims", f"{dim}"
+    if d < len(td._size):
+        expected, got = f"a dim in [{len(td._size)}, {ndim - 1}], behind the batch dims", f"{dim}"
         raise ShapeError(message(op, expected, got, hint="dims are those of the leaf; torch.cat(tds) joins batch dims"))
     return d
 
