@@ -76,7 +76,7 @@ class Static(value)
 class StructureError
 class Summary(rows, leaves, elements, nbytes)
 class TdcError
-class TensorClass(source=None, batch_size=(), *, device=None, **entries)
+class TensorClass(*, batch_size=(), device=None, **fields)
 class TensorDict(source=None, batch_size=(), *, device=None, **entries)
 class UnsupportedError
 as_tensordict(obj, batch_size=None, *, batch_dims=None, device=None)

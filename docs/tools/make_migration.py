@@ -231,7 +231,7 @@ ROWS: dict[str, list[Row]] = {
         Row("MyData.from_tensordict(td)", "type(data).from_tensordict({'images': images})"),
         Row("data.to_tensordict()", SAME),
         Row(
-            "@tensorclass(autocast=True)",
+            "@tensorclass(autocast=True), TensorClass['nocast']",
             "",
             "a field takes what its annotation says; convert before, as in a classmethod of your own",
         ),

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Union, get_args, get_origin
 
 from torch import Tensor
 
-from tdc.core.annotations import meant
+from tdc.core.annotations import hints, meant
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, StructureError, message
 from tdc.core.typing import MISSING
@@ -118,6 +118,32 @@ def kind_of_class(note: Any) -> str:
     if issubclass(cls, TensorDict):
         return "node"
     return "tensor" if issubclass(cls, (Tensor, Container)) or cls in PROTOCOLS else "static"
+
+
+def is_record(base: Any) -> bool:
+    """True of a dataclass that is no tensorclass."""
+    return dataclasses.is_dataclass(base) and not issubclass(base, TensorDict)  # type: ignore[arg-type]  # a class
+
+
+def taken_from(name: str, bases: tuple[Any, ...]) -> tuple[str, ...]:
+    """Names of the fields that the dataclasses among the bases of a tensorclass have."""
+    found = {n: f for base in bases if is_record(base) for n, f in base.__dataclass_fields__.items()}
+    check_stored(name, {n: f.type for n, f in found.items()}, found)
+    return tuple(dict.fromkeys([f.name for base in bases if is_record(base) for f in dataclasses.fields(base)]))
+
+
+def fields_of(base: Any) -> dict[str, Field]:
+    """The fields that a base contributes, a tensorclass or a dataclass."""
+    if not is_record(base) or "__dataclass_fields__" not in vars(base):
+        return vars(base).get("_fields", {}) if issubclass(base, TensorDict) else {}
+    notes = hints(base)
+    return {f.name: declared(f.name, notes.get(f.name, f.type), f, False) for f in dataclasses.fields(base)}
+
+
+def types_of(base: Any) -> dict[str, Any]:
+    """The annotations of the fields that a base contributes."""
+    notes = hints(base) if is_record(base) else {}
+    return {n: notes.get(n, f.type) for n, f in vars(base).get("__dataclass_fields__", {}).items()}
 
 
 def stored_as(f: Field, value: Any) -> Any:

@@ -41,9 +41,12 @@ from tdc.tensordict.fields import (
     as_node,
     check_stored,
     declared,
+    fields_of,
     is_inner_value,
     is_marker,
     stored_as,
+    taken_from,
+    types_of,
 )
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.mapping import Keyed
@@ -58,6 +61,10 @@ FREE = {  # fields may hide these: nothing calls them
     "keys", "values", "items", "filter", "shape", "ndim", "dim", "size", "batch_dims", "depth", "dtype", "is_cpu",
     "is_cuda", "is_meta",
 }  # fmt: skip
+MADE_BY_DATACLASS = (  # a tensorclass with a base that is a dataclass has those of a TensorDict
+    "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__setattr__", "__delattr__",
+    "__replace__",
+)  # fmt: skip
 
 
 if TYPE_CHECKING:
@@ -81,15 +88,25 @@ class Meta(type(Protocol)):  # of a class that may inherit from protocols
     ) -> Meta:
         if TensorDict in bases:  # TensorClass itself, which has no fields
             return super().__new__(mcs, name, bases, {**body, "__slots__": ()}, **kwargs)
+        taken_over = taken_from(name, bases)
         notes = {n: note for n, note in annotations_in(body).items() if not is_marker(note, "ClassVar")}
         marks = [i for i, note in enumerate(notes.values()) if is_marker(note, "KW_ONLY")]  # by name behind it
         names = [n for n, note in notes.items() if not is_marker(note, "KW_ONLY")]
         defaults = {n: body.pop(n) for n in names if n in body}
         check_stored(name, notes, defaults)
-        slots = tuple([f"_field_{n}" for n in names])
-        cls: Any = super().__new__(mcs, name, bases, {**body, "__slots__": slots}, **kwargs)
+        slots = tuple([f"_field_{n}" for n in dict.fromkeys([*taken_over, *names])])
+        like = next((base for base in bases if issubclass(base, TensorClass)), TensorClass)
+        kept = {n: getattr(like, n) for n in MADE_BY_DATACLASS if hasattr(like, n)} if taken_over else {}
+        try:
+            cls: Any = super().__new__(mcs, name, bases, {**kept, **body, "__slots__": slots}, **kwargs)
+        except TypeError as error:
+            if "lay-out" not in str(error):
+                raise
+            got, hint = ", ".join([base.__name__ for base in bases]), "declare the fields of the others in the class"
+            expected = "bases of which one has fields, and no dataclass has slots"
+            raise StructureError(message(name, expected, got, hint=hint)) from None
         by_name = set(names if kw_only else names[marks[0] :] if marks else ())
-        prepare(cls, {n: notes[n] for n in names}, defaults, by_name)
+        prepare(cls, {n: notes[n] for n in names}, defaults, by_name, taken_over)
         return cls
 
 
@@ -129,12 +146,28 @@ class TensorClass(TensorDict, metaclass=Meta):
     _fields: ClassVar[dict[str, Field]] = {}
     _typed: ClassVar[Nodes] = {}
     _slotted: ClassVar[tuple[tuple[str, str], ...]] = ()
+    _constructor: ClassVar[Any] = None
 
     if TYPE_CHECKING:  # parameters of every constructor
         batch_size: BatchSize = dataclasses.field(  # pyright: ignore[reportIncompatibleMethodOverride]  # reads alike
             default=BatchSize(), kw_only=True
         )
         device: Any = dataclasses.field(default=None, kw_only=True)
+
+    def __init__(self, /, *, batch_size: Any = (), device: Any = None, **fields: Any) -> None:
+        """What a constructor of your own calls: `super().__init__(x=2 * x, batch_size=batch_size)`."""
+        check_names(type(self), fields)
+        store(self, fields, as_size(batch_size), device)
+
+    if not TYPE_CHECKING:  # to a type checker a class without type parameters takes none
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            parametrized = getattr(super(), "__class_getitem__", None)  # that of `Generic`
+            if parametrized is None or isinstance(item, str):
+                got = f"{cls.__name__}[{item!r}]"
+                hint = "leave it out; a tensorclass is frozen, and takes what annotations say"
+                raise UnsupportedError(message(cls.__name__, "no setting in brackets", got, hint=hint))
+            return parametrized(item)
 
     @classmethod
     def from_tensordict(cls, td: Mapping[str, Any] | TensorDict, *, batch_size: Any = ()) -> Self:
@@ -148,12 +181,13 @@ class TensorClass(TensorDict, metaclass=Meta):
             KeyPathError: keys that are no fields, or required fields without a key; all are named.
         """
         entries = dict(Keyed.items(td)) if isinstance(td, TensorDict) else dict(td)
-        wrong = [f"{k}: no field" for k in entries if k not in cls._fields]
-        wrong += [f"{k}: missing" for k, f in cls._fields.items() if k not in entries and f.required]
-        if wrong:
-            hint = f"fields: {', '.join(cls._fields)}"
-            raise KeyPathError(message(cls.__name__, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
-        return cls(**entries, batch_size=td._size if isinstance(td, TensorDict) else batch_size)
+        check_names(cls, entries)
+        whole = isinstance(td, TensorDict)
+        self = object.__new__(cls)  # its own `__init__` may have other parameters
+        store(self, entries, td._size if whole else as_size(batch_size), td._device if whole else None)
+        if hasattr(cls, "__post_init__"):
+            cls.__post_init__(self)  # pyright: ignore[reportAttributeAccessIssue]  # of the user's class
+        return self
 
     def to_tensordict(self) -> TensorDict:
         """A plain TensorDict of the fields."""
@@ -177,7 +211,7 @@ class TensorClass(TensorDict, metaclass=Meta):
         base: Any = with_fields(self, nodes) if nodes else self
         return Keyed.update(base, other, keys=keys)
 
-    def replace(self, **entries: Any) -> Self:
+    def replace(self, /, **entries: Any) -> Self:
         """With other values of fields.
 
         Raises:
@@ -252,35 +286,46 @@ def tensorclass(cls: Any = None, /, *, kw_only: bool = False, **settings: Any) -
 # -- making a class
 
 
-def prepare(cls: Any, written: dict[str, Any], defaults: dict[str, Any], by_name: set[str]) -> None:
-    """Give a class its fields, its constructor and an attribute for each field, and register it as a pytree."""
-    taken = [n for n in written if n.startswith("_") or (n not in FREE and is_written(n))]
+def prepare(
+    cls: Any, written: dict[str, Any], defaults: dict[str, Any], by_name: set[str], taken_over: tuple[str, ...]
+) -> None:  # fmt: skip
+    """Give a class its fields, its constructor and an attribute for each field, and register it as a pytree.
+
+    Args:
+        written: annotations of its body, which is where `defaults` are from; `taken_over`: fields of dataclasses.
+    """
+    taken = [n for n in (*taken_over, *written) if n.startswith("_") or (n not in FREE and is_written(n))]
     if taken:
         got, hint = ", ".join(taken), "choose other names for these fields"
         raise KeyPathError(message(cls.__name__, "field names that no method of TensorDict has", got, hint=hint))
     cls._typed = {(): Typed(0, cls)}
     notes = evaluated(cls, written)  # which may name the class itself
-    inherited: list[dict[str, Field]] = [base.__dict__.get("_fields", {}) for base in reversed(cls.__mro__[1:])]
-    fields = {n: f for known in inherited for n, f in known.items()}
+    fields = {n: f for base in reversed(cls.__mro__[1:]) for n, f in fields_of(base).items()}
     fields |= {n: declared(n, note, defaults.get(n, MISSING), n in by_name) for n, note in notes.items()}
     cls._fields = fields
     cls._slotted = tuple([(n, f.slot) for n, f in fields.items() if f.slot])
-    for name in written:
+    for name in (*taken_over, *written):
         setattr(cls, name, read_only(name, attribute(fields[name])))
-    if "__init__" not in vars(cls) and fields:
-        cls.__init__ = constructor(cls)
+    if "__init__" not in vars(cls) and fields and (written or taken_over or not has_own_constructor(cls)):
+        cls.__init__ = cls._constructor = constructor(cls)
     if "__match_args__" not in vars(cls):
         cls.__match_args__ = tuple([n for n, f in fields.items() if not f.kw_only])
-    known: list[dict[str, Any]] = [base.__dict__.get("__dataclass_fields__", {}) for base in reversed(cls.__mro__[1:])]
-    as_dataclass(cls, fields.values(), {**{n: f.type for own in known for n, f in own.items()}, **notes})
+    types = {n: note for base in reversed(cls.__mro__[1:]) for n, note in types_of(base).items()}
+    as_dataclass(cls, fields.values(), {**types, **notes})
     TYPES[name_of(cls)] = cls
     register(cls, flatten, unflatten, lambda context: context[0], name_of(cls), MappingKey)
     send_as_one(cls)
 
 
+def has_own_constructor(cls: Any) -> bool:
+    """True if a class inherits an `__init__` that one of its bases, a tensorclass, has written."""
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    return issubclass(owner, TensorClass) and vars(owner)["__init__"] is not vars(owner).get("_constructor")
+
+
 def is_written(name: str) -> bool:
-    """Whether the code of TensorDict has a method or property of this name; fields may hide those of the rule table."""
-    found = [v for base in TensorDict.__mro__[:-1] for n, v in vars(base).items() if n == name]
+    """True of a method or property in the code of a tensorclass; fields may hide those of the rule table."""
+    found = [v for base in TensorClass.__mro__[:-1] for n, v in vars(base).items() if n == name]
     return any([isinstance(v, property) or "." in getattr(v, "__qualname__", "") for v in found])
 
 
@@ -300,26 +345,29 @@ def constructor(cls: Any) -> Callable[..., None]:
     check_order(cls.__name__, [f for f in fields if not f.kw_only])
     params = [f.name if f.required else f"{f.name}=_MISSING" for f in fields if not f.kw_only]
     named = [f.name if f.required else f"{f.name}=_MISSING" for f in fields if f.kw_only]
-    lines = ["_size = batch_size if type(batch_size) is _Size else _as_size(batch_size)"]
+    self = "_self" if "self" in cls._fields else "self"  # what the code names has names that no field has
+    lines = ["_size = batch_size if _type(batch_size) is _Size else _as_size(batch_size)"]
     tensors = [f.name for f in fields if f.kind == "tensor"]
-    call = f"_store(self, {{{', '.join([f'{f.name!r}: {f.name}' for f in fields])}}}, _size, device)"
+    call = f"_store({self}, {{{', '.join([f'{f.name!r}: {f.name}' for f in fields])}}}, _size, device)"
     if len(tensors) == len(fields):
-        are = " and ".join([f"isinstance({n}, _Tensor)" for n in tensors])
+        are = " and ".join([f"_isinstance({n}, _Tensor)" for n in tensors])
         one = " and ".join([f"(_shape := {n}.shape) and _shape[0] == _first" for n in tensors])
         many = " and ".join([f"{n}.shape[:_n] == _size" for n in tensors])
-        lines += ["_n = len(_size)", "_first = _size[0] if _n == 1 else 0"]  # one dim is usual, and twice as quick
-        lines += [f"if device is None and {are} and (not _n or ({one} if _n == 1 else {many})):"]
-        lines += [f"    self._leaves = {{{', '.join([f'{n!r}: {n}' for n in tensors])}}}"]
-        lines += ["    self._nodes, self._size, self._device = _NODES, _size, None"]
-        lines += [f"    self._field_{n} = {n}" for n in tensors]
+        lines += ["_n = _len(_size)", "_first = _size[0] if _n == 1 else 0"]  # one dim is usual, and twice as quick
+        lines += [f"if device is None and _type({self}) is _CLS and {are}"]
+        lines[-1] += f" and (not _n or ({one} if _n == 1 else {many})):"
+        lines += [f"    {self}._leaves = {{{', '.join([f'{n!r}: {n}' for n in tensors])}}}"]
+        lines += [f"    {self}._nodes, {self}._size, {self}._device = _NODES, _size, None"]
+        lines += [f"    {self}._field_{n} = {n}" for n in tensors]
         lines += ["else:", f"    {call}"]
     else:
         lines += [call]
     if hasattr(cls, "__post_init__"):
-        lines += ["self.__post_init__()"]
+        lines += [f"{self}.__post_init__()"]
     scope: dict[str, Any] = {"_Size": torch.Size, "_as_size": as_size, "_store": store, "_Tensor": Tensor}
-    scope |= {"_MISSING": MISSING, "_NODES": cls._typed}
-    head = ", ".join(["self", *params, "*", *named, "batch_size=()", "device=None"])
+    scope |= {"_MISSING": MISSING, "_NODES": cls._typed, "_CLS": cls, "_type": type, "_len": len}
+    scope |= {"_isinstance": isinstance}
+    head = ", ".join([self, *params, "*", *named, "batch_size=()", "device=None"])
     exec(f"def __init__({head}):\n    " + "\n    ".join(lines), scope)
     scope["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
     return scope["__init__"]
@@ -337,15 +385,30 @@ def check_order(name: str, fields: list[Field]) -> None:
 # -- making an instance
 
 
+def check_names(cls: type[TensorClass], entries: Iterable[str]) -> None:
+    """Check that there is a value for each field that needs one, and none for anything else."""
+    wrong = [f"{k}: no field" for k in entries if k not in cls._fields]
+    wrong += [f"{k}: missing" for k, f in cls._fields.items() if k not in entries and f.required]
+    if wrong:
+        hint = f"fields: {', '.join(cls._fields)}"
+        raise KeyPathError(message(cls.__name__, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
+
+
 def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: Any) -> None:
-    """Check and store the values of the fields: what a constructor does where they are not all tensors that fit."""
+    """Check and store the values of the fields, of those that are not given the defaults.
+
+    Raises:
+        KeyPathError: a field without a default that is not given, as by the constructor of a base.
+    """
     target = None if device is None else torch.device(device)
     leaves: Leaves = {}
     nodes: Nodes = dict(self._typed)
     for f in self._fields.values():
-        value = given[f.name]
+        value = given.get(f.name, MISSING)
         if value is MISSING:
             value = f.default if f.factory is MISSING else f.factory()
+            if value is MISSING:
+                check_names(type(self), {k: v for k, v in given.items() if v is not MISSING})
         if isinstance(value, Tensor) and target is None and f.kind in ("tensor", "any"):
             leaves[f.name] = value
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -152,6 +153,60 @@ hint: Static(x) for one object, ObjectArray(list) for one per example, tdc.pack 
 KeyPathError
 tdc.Wrong: expected field names that no method of TensorDict has, got get, batch_size, _hidden
 hint: choose other names for these fields""",
+        )
+
+    def test_a_setting_in_brackets(self):
+        self.says(
+            lambda: tdc.TensorClass["nocast"],  # type: ignore[type-arg]  # as tensordict spells it
+            """\
+UnsupportedError
+tdc.TensorClass: expected no setting in brackets, got TensorClass['nocast']
+hint: leave it out; a tensorclass is frozen, and takes what annotations say""",
+        )
+
+    def test_a_base_that_stores_fields_of_its_own(self):
+        class Other(tdc.TensorClass):
+            y: Tensor
+
+        self.says(
+            lambda: type("Both", (Named, Other), {}),
+            """\
+StructureError
+tdc.Both: expected bases of which one has fields, and no dataclass has slots, got Named, Other
+hint: declare the fields of the others in the class""",
+        )
+
+    def test_a_constructor_that_leaves_a_field_out(self):
+        class Named2(Named):
+            weight: Tensor = dataclasses.field(kw_only=True)
+
+            def __init__(self, xy: Tensor) -> None:
+                super().__init__(xy)
+
+        self.says(
+            lambda: Named2(torch.zeros(3)),
+            """\
+KeyPathError
+tdc.Named2: expected a key for each field, got 1 that differ
+at weight: missing
+hint: fields: xy, name, weight""",
+        )
+
+    def test_a_dataclass_with_fields_that_are_not_given(self):
+        @dataclasses.dataclass
+        class Plain:
+            x: Tensor
+            seed: dataclasses.InitVar[int] = 0
+            norm: float = dataclasses.field(init=False, default=0.0)
+
+        self.says(
+            lambda: type("Wrong", (Plain, tdc.TensorClass), {}),
+            """\
+StructureError
+tdc.Wrong: expected fields that are stored and given, got 2 others
+at seed: InitVar
+at norm: init=False
+hint: a classmethod that computes them, or a property""",
         )
 
     def test_a_field_without_default_behind_one_with_default(self):

@@ -1,0 +1,151 @@
+"""Constructors of its own, and bases of a tensorclass: tensorclasses and dataclasses contribute fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import tdc
+from tdc import ImmutableError, TensorDict
+
+
+class Point(tdc.TensorClass):
+    xy: Tensor
+    name: str = "here"
+
+
+class Doubled(Point):
+    def __init__(self, xy: Tensor, **given: Any) -> None:
+        super().__init__(xy * 2, **given)
+
+
+class Quadrupled(Doubled):
+    def half(self) -> Tensor:
+        return self.xy / 2
+
+
+class Normed(tdc.TensorClass):
+    x: Tensor
+    norm: Tensor
+    name: str = "here"
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x=x, norm=x.norm(dim=-1), batch_size=x.shape[:1])
+
+
+STAYING: dict[str, Callable[[Any], Any]] = {
+    "index": lambda x: x[0],
+    "slice": lambda x: x[1:],
+    "map": lambda x: x.apply(torch.sin),
+    "tree_map": lambda x: pytree.tree_map(lambda leaf: leaf + 1, x),
+    "tdc.map": lambda x: tdc.map(lambda part: part, x, chunksize=1),
+    "replace": lambda x: x.replace(name="z"),
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "stack": lambda x: torch.stack([x, x]),
+    "vmap": lambda x: torch.vmap(lambda row: row * 2)(x),
+    "back": lambda x: type(x).from_tensordict(x.to_tensordict()),
+    "graph": lambda x: torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)(x),
+}
+
+
+@pytest.mark.parametrize("op", STAYING.values(), ids=STAYING.keys())
+@pytest.mark.parametrize("cls", [Doubled, Quadrupled, Normed])
+def test_an_instance_of_its_own_constructor_keeps_its_class(cls: Any, op: Callable[[Any], Any]):
+    """From a report: what an `__init__` of a subclass made was of the base once it was indexed."""
+    x = torch.arange(6.0).view(3, 2)
+    made = cls(x) if cls is Normed else cls(x, batch_size=[3])
+    out = op(made)
+    assert type(made) is type(out) is cls
+    assert out.name in ("here", "z")
+
+
+def test_a_constructor_of_its_own_runs_where_it_is_called():
+    x = torch.ones(3, 2)
+    assert torch.equal(Doubled(x, batch_size=[3]).xy, x * 2)
+    assert torch.equal(Quadrupled(x, batch_size=[3]).half(), x)
+    assert torch.equal(Normed(x).norm, x.norm(dim=-1))
+    back = Doubled.from_tensordict(TensorDict({"xy": x}, [3], device="cpu"))
+    assert torch.equal(back.xy, x), "the entries are the fields"
+    assert back.device == torch.device("cpu")
+
+
+@dataclasses.dataclass
+class Record:
+    a: Tensor
+    tag: str = "t"
+    rest: TensorDict = dataclasses.field(default_factory=TensorDict)
+    rate: float = dataclasses.field(default=0.5, kw_only=True)
+
+    def twice(self) -> Tensor:
+        return self.a * 2
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Frozen:
+    a: Tensor
+    kept: ClassVar[int] = 3
+
+
+def test_a_dataclass_among_the_bases_contributes_its_fields():
+    """From a report: only the fields of the class itself were there."""
+
+    @tdc.tensorclass
+    class Row(Record):
+        b: Tensor | None = None
+
+    class Cold(Frozen, tdc.TensorClass):
+        pass
+
+    row = Row(torch.ones(3), "u", b=torch.zeros(3), rate=0.1, batch_size=[3])
+    assert [f.name for f in dataclasses.fields(Row)] == ["a", "tag", "rest", "rate", "b"]
+    assert [f.type for f in dataclasses.fields(Row)][:2] == [Tensor, str]
+    assert Row.__match_args__ == ("a", "tag", "rest", "b")
+    assert (row[0].tag, row[:2].rate, type(row[0]), isinstance(row[0], Record)) == ("u", 0.1, Row, True)
+    assert row[1:].twice().tolist() == [2, 2]
+    cold = Cold(torch.ones(2), batch_size=[2])
+    for x in (row, cold):
+        assert repr(x).startswith(f"{type(x).__name__}(\n    fields=")
+        assert (x == x).a.all()
+        assert len({x, x}) == 1
+        with pytest.raises(ImmutableError):
+            x.a = x["a"]
+    assert ((cold < 2).a.all(), Cold.kept) == (True, 3)
+
+
+def test_fields_of_several_bases_are_in_the_order_of_a_dataclass():
+    @dataclasses.dataclass
+    class Left:
+        a: Tensor
+        b: Tensor
+
+    @dataclasses.dataclass
+    class Right(Left):
+        c: Tensor
+        a: Tensor
+
+    class Point3(tdc.TensorClass):
+        z: Tensor
+        a: Tensor
+
+    class Both(Right, Point3):
+        d: Tensor
+
+    @dataclasses.dataclass
+    class Third:
+        z: Tensor
+        a: Tensor
+
+    @dataclasses.dataclass
+    class Wanted(Right, Third):
+        d: Tensor
+
+    assert [f.name for f in dataclasses.fields(Both)] == [f.name for f in dataclasses.fields(Wanted)]
+    x = Both(*[torch.full((2,), float(n)) for n in range(5)], batch_size=[2])[0]
+    assert {f: x[f].item() for f in Both._fields} == {f: getattr(x, f).item() for f in Both._fields}
