@@ -164,7 +164,7 @@ def gathered(td: TensorDict, plan: Plan, first: int, pin_memory: bool) -> Genera
     rows = gather_of(td)
     for begin, end in zip(plan.bounds[first:], plan.bounds[first + 1 :], strict=False):
         batch = rows(positions[begin:end])
-        yield batch.pin_memory() if pin_memory else batch
+        yield TensorDict.pin_memory(batch) if pin_memory else batch
 
 
 def gather_of(td: TensorDict) -> Callable[[Tensor], TensorDict]:

@@ -22,12 +22,12 @@ Invariants: instances never change; an instance has exactly its fields, and what
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, dataclass_transform, overload
 
 import torch
-from torch import Tensor
 
 from tdc.core.annotations import annotations_in, evaluated
 from tdc.core.arguments import expect
@@ -35,6 +35,7 @@ from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, mess
 from tdc.core.frozen import read_only
 from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING, NestedKey
+from tdc.tensordict.constructor import check_names, constructor, store
 from tdc.tensordict.fields import (
     Field,
     as_dataclass,
@@ -52,7 +53,7 @@ from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.nodes import TYPES, Nodes, Static, Typed, name_of
 from tdc.tensordict.sending import send_as_one
-from tdc.tensordict.storage import Leaves, absorb, as_leaf, as_size, check_leaves, is_tensordict, mark_examples
+from tdc.tensordict.storage import as_size, is_tensordict
 from tdc.tensordict.tensordict import TensorDict, build_td, flatten, unflatten
 
 T = TypeVar("T")
@@ -108,6 +109,12 @@ class Meta(type(Protocol)):  # of a class that may inherit from protocols
         by_name = set(names if kw_only else names[marks[0] :] if marks else ())
         prepare(cls, {n: notes[n] for n in names}, defaults, by_name, taken_over)
         return cls
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name == "__dataclass_params__" and name in vars(cls):
+            hint = "leave @dataclass out: a tensorclass is a dataclass"
+            raise UnsupportedError(message(cls.__name__, "no @dataclass on a tensorclass", "one", hint=hint))
+        super().__setattr__(name, value)
 
 
 class TensorClass(TensorDict, metaclass=Meta):
@@ -277,13 +284,27 @@ def tensorclass(cls: Any = None, /, *, kw_only: bool = False, **settings: Any) -
             got, hint = f"one in front of {cls.__name__}", f"class {cls.__name__}(Base, kw_only=True), undecorated"
             raise UnsupportedError(message("tensorclass", "kw_only where the class is made", got, hint=hint))
         return cls
-    body: dict[str, Any] = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
+    if "__dataclass_fields__" in vars(cls):  # decorated already, with methods that a tensorclass has of its own
+        bases, body = (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    else:
+        bases = tuple([b for b in cls.__bases__ if b is not object])
+        body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
     body["__qualname__"] = cls.__qualname__  # by which pickle finds a class inside another
-    bases = tuple([b for b in cls.__bases__ if b is not object])
-    return Meta(cls.__name__, (*bases, TensorClass), body, kw_only=kw_only)
+    made = Meta(cls.__name__, (*bases, TensorClass), body, kw_only=kw_only)
+    for member in body.values():
+        rebind_super(member, made)
+    return made
 
 
 # -- making a class
+
+
+def rebind_super(member: Any, cls: Any) -> None:
+    """Let `super()` and `__class__` in a method mean another class than the one that it was written in."""
+    fn = inspect.unwrap(getattr(member, "__func__", None) or getattr(member, "fget", None) or member)
+    free = getattr(getattr(fn, "__code__", None), "co_freevars", ())
+    if "__class__" in free:
+        fn.__closure__[free.index("__class__")].cell_contents = cls
 
 
 def prepare(
@@ -336,99 +357,7 @@ def attribute(f: Field) -> property:
     return property(scope["get"], doc=f"The field {f.name!r}.")
 
 
-def constructor(cls: Any) -> Callable[..., None]:
-    """`__init__` of the fields, in order, and `batch_size` and `device` by name.
-
-    Written out for the fields, so that a constructor with tensors costs little more than that of a dataclass.
-    """
-    fields = list(cls._fields.values())
-    check_order(cls.__name__, [f for f in fields if not f.kw_only])
-    params = [f.name if f.required else f"{f.name}=_MISSING" for f in fields if not f.kw_only]
-    named = [f.name if f.required else f"{f.name}=_MISSING" for f in fields if f.kw_only]
-    self = "_self" if "self" in cls._fields else "self"  # what the code names has names that no field has
-    lines = ["_size = batch_size if _type(batch_size) is _Size else _as_size(batch_size)"]
-    tensors = [f.name for f in fields if f.kind == "tensor"]
-    call = f"_store({self}, {{{', '.join([f'{f.name!r}: {f.name}' for f in fields])}}}, _size, device)"
-    if len(tensors) == len(fields):
-        are = " and ".join([f"_isinstance({n}, _Tensor)" for n in tensors])
-        one = " and ".join([f"(_shape := {n}.shape) and _shape[0] == _first" for n in tensors])
-        many = " and ".join([f"{n}.shape[:_n] == _size" for n in tensors])
-        lines += ["_n = _len(_size)", "_first = _size[0] if _n == 1 else 0"]  # one dim is usual, and twice as quick
-        lines += [f"if device is None and _type({self}) is _CLS and {are}"]
-        lines[-1] += f" and (not _n or ({one} if _n == 1 else {many})):"
-        lines += [f"    {self}._leaves = {{{', '.join([f'{n!r}: {n}' for n in tensors])}}}"]
-        lines += [f"    {self}._nodes, {self}._size, {self}._device = _NODES, _size, None"]
-        lines += [f"    {self}._field_{n} = {n}" for n in tensors]
-        lines += ["else:", f"    {call}"]
-    else:
-        lines += [call]
-    if hasattr(cls, "__post_init__"):
-        lines += [f"{self}.__post_init__()"]
-    scope: dict[str, Any] = {"_Size": torch.Size, "_as_size": as_size, "_store": store, "_Tensor": Tensor}
-    scope |= {"_MISSING": MISSING, "_NODES": cls._typed, "_CLS": cls, "_type": type, "_len": len}
-    scope |= {"_isinstance": isinstance}
-    head = ", ".join([self, *params, "*", *named, "batch_size=()", "device=None"])
-    exec(f"def __init__({head}):\n    " + "\n    ".join(lines), scope)
-    scope["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
-    return scope["__init__"]
-
-
-def check_order(name: str, fields: list[Field]) -> None:
-    """Positional fields without a default come before those with one, as in a dataclass."""
-    late = [f.name for i, f in enumerate(fields) if f.required and not all([g.required for g in fields[:i]])]
-    if late:
-        got = f"{', '.join(late)} behind one with a default"
-        hint = "give a default, or dataclasses.field(kw_only=True)"
-        raise StructureError(message(name, "fields without a default first", got, hint=hint))
-
-
-# -- making an instance
-
-
-def check_names(cls: type[TensorClass], entries: Iterable[str]) -> None:
-    """Check that there is a value for each field that needs one, and none for anything else."""
-    wrong = [f"{k}: no field" for k in entries if k not in cls._fields]
-    wrong += [f"{k}: missing" for k, f in cls._fields.items() if k not in entries and f.required]
-    if wrong:
-        hint = f"fields: {', '.join(cls._fields)}"
-        raise KeyPathError(message(cls.__name__, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
-
-
-def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: Any) -> None:
-    """Check and store the values of the fields, of those that are not given the defaults.
-
-    Raises:
-        KeyPathError: a field without a default that is not given, as by the constructor of a base.
-    """
-    target = None if device is None else torch.device(device)
-    leaves: Leaves = {}
-    nodes: Nodes = dict(self._typed)
-    for f in self._fields.values():
-        value = given.get(f.name, MISSING)
-        if value is MISSING:
-            value = f.default if f.factory is MISSING else f.factory()
-            if value is MISSING:
-                check_names(type(self), {k: v for k, v in given.items() if v is not MISSING})
-        if isinstance(value, Tensor) and target is None and f.kind in ("tensor", "any"):
-            leaves[f.name] = value
-        else:
-            put(f, value, leaves, nodes, size, target)
-    check_leaves(type(self).__name__, leaves, nodes, size)
-    if size:
-        mark_examples(leaves)
-    self._leaves, self._nodes, self._size, self._device = leaves, nodes, size, target
-    self._fill()
-
-
-def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, size: Any, device: torch.device | None) -> None:
-    """Put the value of a field where its kind says. Raises as `stored_as` and `as_node`."""
-    path, value = f.name, as_node(f, stored_as(f, value), size)
-    if type(value) is Static:
-        nodes[path] = value
-    elif is_inner_value(value):
-        absorb(leaves, nodes, path, value, len(size), device)
-    else:
-        leaves[path] = as_leaf(value, path, device)
+# -- changing an instance
 
 
 def with_fields(x: TensorClass, entries: dict[Any, Any]) -> Any:

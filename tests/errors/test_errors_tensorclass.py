@@ -176,6 +176,15 @@ tdc.Both: expected bases of which one has fields, and no dataclass has slots, go
 hint: declare the fields of the others in the class""",
         )
 
+    def test_a_dataclass_of_a_tensorclass(self):
+        self.says(
+            lambda: dataclasses.dataclass(type("More", (Named,), {})),
+            """\
+UnsupportedError
+tdc.More: expected no @dataclass on a tensorclass, got one
+hint: leave @dataclass out: a tensorclass is a dataclass""",
+        )
+
     def test_a_constructor_that_leaves_a_field_out(self):
         class Named2(Named):
             weight: Tensor = dataclasses.field(kw_only=True)

@@ -66,6 +66,39 @@ def test_an_instance_of_its_own_constructor_keeps_its_class(cls: Any, op: Callab
     assert out.name in ("here", "z")
 
 
+@tdc.tensorclass
+class Scaled:
+    x: Tensor
+    by: float = 2.0
+
+    def __init__(self, x: Tensor, by: float = 2.0) -> None:
+        super().__init__(x=x * by, by=by, batch_size=x.shape)  # type: ignore[call-arg]  # of the class that is made
+
+    @property
+    def text(self) -> str:
+        return super().__repr__()
+
+    @classmethod
+    def none(cls) -> Any:
+        return super().__new__(cls)
+
+
+def test_a_decorated_class_may_call_super():
+    """Found by hand: `super()` was of the class before it was decorated, a TypeError."""
+    x: Any = Scaled(torch.ones(3), 3.0)
+    assert (x[0].x, x[0].by, type(x[0])) == (3, 3.0, Scaled)
+    assert x.text == repr(x)
+    assert type(Scaled.none()) is Scaled
+
+
+def test_a_dataclass_is_made_a_tensorclass():
+    cls: Any = tdc.tensorclass(Record)
+    x = cls(torch.ones(3), rate=0.1, batch_size=[3])
+    assert (x[0].rest.batch_size, x[0].rate, x[1:].twice().tolist()) == ((), 0.1, [2, 2])
+    assert (x == x).a.all()
+    assert (cls.__name__, cls.__qualname__, cls.__module__) == ("Record", "Record", __name__)
+
+
 def test_a_constructor_of_its_own_runs_where_it_is_called():
     x = torch.ones(3, 2)
     assert torch.equal(Doubled(x, batch_size=[3]).xy, x * 2)
