@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, normal_dim
+from tdc.core.container import dims_of
 from tdc.core.errors import (
     DtypeError,
     IndexingError,
@@ -110,7 +111,7 @@ def explained(op: Any, x: TensorDict, fn: Op, columns: list[list[Any]], error: E
 def sample(x: TensorDict, fn: Op, others: tuple[TensorDict, ...], out: dict[Any, Any]) -> tuple[Any, int]:
     """One result and how many features its leaf has; without leaves what `fn` makes of batch dims alone."""
     for path, result in out.items():
-        return result, x._leaves[path].ndim - len(x._size)
+        return result, x._leaves[path].ndim - dims_of(x)
     return fn(*[torch.empty(td.batch_size, device=x.device) for td in (x, *others)]), 0
 
 
@@ -154,14 +155,14 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
     given = bound(op, how, args, kwargs)
     dim = given.pop("dim", how.default)
     if not isinstance(dim, int) and (dim is NEEDED or (dim is None and how.default is not None)):
-        expected = f"a dim in [{-len(x._size)}, {len(x._size) - 1}]"
+        expected = f"a dim in [{-dims_of(x)}, {dims_of(x) - 1}]"
         raise ShapeError(message(op, expected, "None", hint="name the dim, e.g. dim=-1"))
-    dims, run = batch_dims(op, dim, len(x._size), how.several), how.run
-    if dims is None and how.several and len(x._size):
-        dims = tuple(range(len(x._size)))
+    dims, run = batch_dims(op, dim, dims_of(x), how.several), how.run
+    if dims is None and how.several and dims_of(x):
+        dims = tuple(range(dims_of(x)))
     others = {name: value for name, value in given.items() if isinstance(value, TensorDict)}
     fixed = {name: value for name, value in given.items() if name not in others}
-    count = 1 if dims is None else len(x._size)
+    count = 1 if dims is None else dims_of(x)
     if dims is not None and not others and not how.spread:
         return lift(x, lambda leaf: run(leaf, dim=dims, **fixed), op=op)
 
@@ -169,9 +170,9 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
         now = {**fixed, **dict(zip(others, rest, strict=True))}
         for name in how.spread:
             if name in fixed:
-                now[name] = spread_over(op, name, fixed[name], leaf.shape[len(x._size) :], count)
+                now[name] = spread_over(op, name, fixed[name], leaf.shape[dims_of(x) :], count)
         if dims is None:
-            return all_as_one(how.over_all or run, leaf, len(x._size), **now)
+            return all_as_one(how.over_all or run, leaf, dims_of(x), **now)
         return run(leaf, dim=dims, **now)
 
     return lift(x, fn, *others.values(), op=op)
@@ -183,7 +184,7 @@ def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool =
         return along_tensordict(op, how, x, dim=dim, keepdim=keepdim)
     found = [op(leaf).to(torch.bool) for leaf in x._leaves.values()]
     every = torch.stack([answer.to(found[0].device) for answer in found]) if found else torch.empty(0, device=x.device)
-    return op(every).view([1] * len(x._size)) if keepdim else op(every)
+    return op(every).view([1] * dims_of(x)) if keepdim else op(every)
 
 
 def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

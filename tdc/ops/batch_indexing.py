@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.container import Container
+from tdc.core.container import Container, dims_of
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
@@ -29,7 +29,7 @@ from tdc.tensordict.tensordict import TensorDict, index
 
 
 def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:
-    d, rows = normal_dim(dim, len(x._size), "index_select"), flat_index("index_select", index)
+    d, rows = normal_dim(dim, dims_of(x), "index_select"), flat_index("index_select", index)
     known: list[Known] = []
 
     def select(v: Any) -> Any:
@@ -49,8 +49,8 @@ def masked_select_tensordict(x: TensorDict, mask: Tensor) -> TensorDict:
 
 def diagonal_tensordict(x: TensorDict, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorDict:
     """The diagonal of two batch dims, as the last batch dim."""
-    a, b = [normal_dim(d, len(x._size), "diagonal") for d in (dim1, dim2)]
-    return lift(x, lambda v: v.diagonal(offset, a, b).movedim(-1, len(x._size) - 2), op="diagonal")
+    a, b = [normal_dim(d, dims_of(x), "diagonal") for d in (dim1, dim2)]
+    return lift(x, lambda v: v.diagonal(offset, a, b).movedim(-1, dims_of(x) - 2), op="diagonal")
 
 
 def scatter_leaf(x: Any, dim: int, index: Tensor, src: Any = None, value: Any = None, **given: Any) -> Any:
@@ -69,13 +69,13 @@ def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> Ten
     others = [v for v in x._leaves.values() if isinstance(v, Container)]
     if others and isinstance(index, Tensor) and index.ndim == 1:
         return index_select_tensordict(x, dim, index)
-    if any([type(v) is not Leaf for v in others]) and isinstance(index, Tensor) and index.ndim == len(x._size):
+    if any([type(v) is not Leaf for v in others]) and isinstance(index, Tensor) and index.ndim == dims_of(x):
         if len([n for n in index.shape if n != 1]) > 1:
             hint = "td[rows, columns] with two vectors, or td.apply(...) of padded leaves"
             expected = "an index along one dim, of size 1 in the others, where leaves are ragged"
             raise ShapeError(message("gather", expected, describe(index), hint=hint))
         positions = torch.arange(x.numel(), device=index.device).view(x.batch_size)
-        found = positions.gather(normal_dim(dim, len(x._size), "gather"), index)
+        found = positions.gather(normal_dim(dim, dims_of(x), "gather"), index)
         flat: Any = TensorDict.flatten(x)
         rows: TensorDict = flat[found.flatten()]
         return TensorDict.reshape(rows, index.shape)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
+from tdc.core.container import dims_of
 from tdc.core.errors import ShapeError, StructureError, TdcError, describe, first_line, message, op_name, show_sizes
 from tdc.core.keys import show
 from tdc.core.rules import define
@@ -27,7 +28,7 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     tds = same_kind("stack", tensors, TensorDict)
     first = tds[0]
-    d = normal_dim(dim, len(first._size) + 1, "stack")
+    d = normal_dim(dim, dims_of(first) + 1, "stack")
     same_size("stack", *tds)
     leaves = join_leaves(torch.stack, tds, d)
     size = first.batch_size
@@ -37,7 +38,7 @@ def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
 def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     tds = same_kind("cat", tensors, TensorDict)
     first = tds[0]
-    d = normal_dim(dim, len(first._size), "cat")
+    d = normal_dim(dim, dims_of(first), "cat")
     sizes = [tuple(td.batch_size) for td in tds]
     before, after = sizes[0][:d], sizes[0][d + 1 :]
     wrong = {f"operand {i}": show_sizes(z) for i, z in enumerate(sizes) if z[:d] != before or z[d + 1 :] != after}

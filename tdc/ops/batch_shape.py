@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.container import dims_of
 from tdc.core.dynamo import known
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.rules import define, note_syncs
@@ -28,20 +29,20 @@ from tdc.tensordict.tensordict import TensorDict
 
 
 def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
-    order = full_order(ints("permute", dims), len(x._size))
+    order = full_order(ints("permute", dims), dims_of(x))
     axes = {n: [*order, *range(len(order), n)] for n in {v.ndim for v in x._leaves.values()}}
     return lift(x, lambda v: v.permute(axes[v.ndim]), size=[x.batch_size[d] for d in order], op="permute")
 
 
 def transpose_tensordict(x: TensorDict, dim0: int, dim1: int) -> TensorDict:
-    a, b = normal_dim(dim0, len(x._size), "transpose"), normal_dim(dim1, len(x._size), "transpose")
+    a, b = normal_dim(dim0, dims_of(x), "transpose"), normal_dim(dim1, dims_of(x), "transpose")
     return lift(x, lambda v: v.transpose(a, b), op="transpose")
 
 
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
     """`reshape` or `view` of the batch dims; one size may be -1."""
     size = resolve(ints(method, sizes), x.batch_size)
-    return lift(x, lambda v: with_front(method, v, len(x._size), size), size=size, op=method)
+    return lift(x, lambda v: with_front(method, v, dims_of(x), size), size=size, op=method)
 
 
 def with_front(method: str, v: Any, k: int, size: Sequence[int]) -> Any:
@@ -75,20 +76,20 @@ def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
 
 
 def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> TensorDict:
-    if not len(x._size):
+    if not dims_of(x):
         return unsqueeze_tensordict(x, 0)
-    a, b = normal_dim(start_dim, len(x._size), "flatten"), normal_dim(end_dim, len(x._size), "flatten")
+    a, b = normal_dim(start_dim, dims_of(x), "flatten"), normal_dim(end_dim, dims_of(x), "flatten")
     return lift(x, lambda v: v.flatten(a, b), op="flatten")
 
 
 def unflatten_tensordict(x: TensorDict, dim: int, sizes: Any) -> TensorDict:
-    d = normal_dim(dim, len(x._size), "unflatten")
+    d = normal_dim(dim, dims_of(x), "unflatten")
     split = resolve(int_tuple("unflatten", sizes), x.batch_size[d : d + 1])
     return lift(x, lambda v: v.unflatten(d, split), op="unflatten")
 
 
 def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
-    d = normal_dim(dim, len(x._size) + 1, "unsqueeze")
+    d = normal_dim(dim, dims_of(x) + 1, "unsqueeze")
     return lift(x, lambda v: v.unsqueeze(d), op="unsqueeze")
 
 
@@ -96,11 +97,11 @@ def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
     size = x.batch_size
     if isinstance(dim, int) and -len(size) <= dim < len(size) and not known(size[dim] == 1):
         return x
-    given = range(len(x._size)) if dim is None else normal_dims("squeeze", dim, len(x._size))
+    given = range(dims_of(x)) if dim is None else normal_dims("squeeze", dim, dims_of(x))
     dims = tuple([d for d in given if known(size[d] == 1)])
     if not dims:
         return x
-    first = tuple([0 if d in dims else slice(None) for d in range(len(x._size))])  # the one row of a ragged leaf
+    first = tuple([0 if d in dims else slice(None) for d in range(dims_of(x))])  # the one row of a ragged leaf
 
     def squeezed(v: Any) -> Any:
         return v[first] if isinstance(v, (NestedTensor, MaskedBatch)) and v._batch_dim in dims else v.squeeze(dims)
@@ -125,33 +126,33 @@ def misfit(n: int, old: int) -> bool:
 
 
 def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
-    axes = normal_dims("flip", ints("flip", dims), len(x._size))
+    axes = normal_dims("flip", ints("flip", dims), dims_of(x))
     return lift(x, lambda v: v.flip(axes), size=x.batch_size, op="flip")
 
 
 def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
     """Without dims the batch is rolled as if it were one dim."""
     if dims is None or dims == ():
-        normal_dim(0, len(x._size), "roll")
+        normal_dim(0, dims_of(x), "roll")
         rolled = roll_tensordict(flatten_tensordict(x), shifts, 0)
         return reshape_tensordict("reshape", rolled, x.batch_size)
-    axes = normal_dims("roll", dims, len(x._size))
+    axes = normal_dims("roll", dims, dims_of(x))
     return lift(x, lambda v: v.roll(shifts, axes), size=x.batch_size, op="roll")
 
 
 def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     """Copies along batch dims, of which there may be more in front."""
     times = ints("repeat", sizes)
-    if len(times) < len(x._size):
+    if len(times) < dims_of(x):
         hint = "torch.tile adds what is missing"
-        raise ShapeError(message("repeat", f"at least {len(x._size)} numbers", f"{len(times)}", hint=hint))
-    return lift(x, lambda v: v.repeat((*times, *[1] * (v.ndim - len(x._size)))), op="repeat")
+        raise ShapeError(message("repeat", f"at least {dims_of(x)} numbers", f"{len(times)}", hint=hint))
+    return lift(x, lambda v: v.repeat((*times, *[1] * (v.ndim - dims_of(x)))), op="repeat")
 
 
 def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = None, **kwargs: Any) -> TensorDict:
     """Each example several times. Numbers of times in a tensor become positions, found once for all leaves."""
-    td = x if dim is not None or len(x._size) == 1 else reshape_tensordict("reshape", x, -1)
-    d = 0 if dim is None else normal_dim(dim, len(x._size), "repeat_interleave")
+    td = x if dim is not None or dims_of(x) == 1 else reshape_tensordict("reshape", x, -1)
+    d = 0 if dim is None else normal_dim(dim, dims_of(x), "repeat_interleave")
     if not isinstance(repeats, Tensor):
         return lift(td, lambda v: v.repeat_interleave(repeats, d, **kwargs), op="repeat_interleave")
     count = repeats.numel()
@@ -164,18 +165,18 @@ def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = 
 
 def unfold_tensordict(x: TensorDict, dimension: int, size: int, step: int) -> TensorDict:
     """Windows along a batch dim; the position in the window is the last batch dim."""
-    d = normal_dim(dimension, len(x._size), "unfold")
-    return lift(x, lambda v: v.unfold(d, size, step).movedim(-1, len(x._size)), op="unfold")
+    d = normal_dim(dimension, dims_of(x), "unfold")
+    return lift(x, lambda v: v.unfold(d, size, step).movedim(-1, dims_of(x)), op="unfold")
 
 
 def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: float | None = None) -> TensorDict:
     """Batch dims grown or cut, two numbers for each, the last batch dim first; torch has other modes for images."""
     if mode != "constant":
         raise UnsupportedError(message("pad", "mode 'constant'", f"{mode!r}", hint="td.apply(lambda x: F.pad(x, ...))"))
-    if len(pad) > 2 * len(input._size):
-        expected, hint = f"at most {2 * len(input._size)} numbers", "two for each batch dim; features stay"
+    if len(pad) > 2 * dims_of(input):
+        expected, hint = f"at most {2 * dims_of(input)} numbers", "two for each batch dim; features stay"
         raise ShapeError(message("pad", expected, f"{len(pad)}", hint=hint))
-    return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - len(input._size))), *pad), mode, value), op="pad")
+    return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - dims_of(input))), *pad), mode, value), op="pad")
 
 
 for _op, _impl in (

@@ -146,7 +146,7 @@ def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> t
 
 
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
-    d = normal_dim(dim, len(x._size), "unbind")
+    d = normal_dim(dim, dims_of(x), "unbind")
     return lift(x, lambda v: v.unbind(d), op="unbind")
 
 
