@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import PLAIN, readable
+from tdc.ragged.segments import on_host
 
 EDGE = 3  # how many entries of either end are shown
 NEWLINE = "\n    "
@@ -85,7 +86,7 @@ def formatted(tensors: list[Tensor]) -> list[str]:
     flat = torch.cat([x.reshape(-1) for x in tensors])
     texts = repr(flat).partition("[")[2].partition("]")[0].split(",")
     if len(texts) != flat.numel():  # torch is set to show fewer
-        texts = [f"{number}" for number in flat.tolist()]
+        texts = [f"{number}" for number in on_host(flat)]
     texts = [item.strip() for item in texts]
     width = max([len(item) for item in texts], default=0)
     return [item.rjust(width) for item in texts]
@@ -108,5 +109,5 @@ def gap(items: list[str], count: int, dots: str) -> list[str]:
 
 def listed(sizes: Tensor) -> str:
     """Lengths as a list, those in the middle of many left out."""
-    picked = [f"{n}" for n in sizes[shown(sizes.shape[0])].tolist()]
+    picked = [f"{n}" for n in on_host(sizes[shown(sizes.shape[0])])]
     return f"[{', '.join(gap(picked, sizes.shape[0], '...'))}]"

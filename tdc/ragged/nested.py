@@ -271,9 +271,9 @@ class NestedTensor(Operations):
 def example(x: NestedTensor, i: int) -> Tensor:
     """One example as a view; reads where it lies on the host."""
     s = x._structure
-    begin, end = s.offsets[i : i + 2].tolist()
+    begin, end = on_host(s.offsets[i : i + 2])
     row = x._values.narrow(s.packed_dim, begin, end - begin)
-    return row if s.shapes is None else row.unflatten(s.packed_dim, s.shapes[i].tolist())
+    return row if s.shapes is None else row.unflatten(s.packed_dim, on_host(s.shapes[i]))
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:

@@ -192,7 +192,7 @@ def check_dtypes(tensors: list[Any]) -> None:
     """Examples to be packed are tensors of one dtype on one device."""
     wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
     if wrong:
-        first = next(t for t in tensors if not isinstance(t, Tensor))
+        first: Any = next(t for t in tensors if not isinstance(t, Tensor))
         hint = "tdc.from_list(rows)" if isinstance(first, (list, tuple)) else "torch.as_tensor(row)"
         hint = "tdc.from_numpy(rows)" if hasattr(first, "__array__") else hint
         raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, hint))

@@ -215,7 +215,7 @@ class TwoLevelTensor(Operations):
         inner, s = self._values, self._structure
         if not has_numbers(inner._values, inner._structure.offsets, s.offsets):
             return text(self, {}, None)
-        spans: list[Any] = [s.offsets[i : i + 2].tolist() for i in shown(s.batch_size)]
+        spans: list[Any] = [on_host(s.offsets[i : i + 2]) for i in shown(s.batch_size)]
         rows = [([example(inner, begin + j) for j in shown(end - begin)], end - begin) for begin, end in spans]
         return text(self, {"lengths": self.lengths, "inner_lengths": inner.lengths}, rows)
 

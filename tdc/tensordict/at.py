@@ -149,7 +149,8 @@ def too_wide(op: OpName, size: list[int], value: Any, path: KeyPath, leaf: Any) 
 
 def with_rows(leaf: Leaf, path: KeyPath, given: Any, where: Tensor, size: torch.Size) -> Any:
     """A leaf of another library's class with other examples at flat positions: both joined, then indexed."""
-    value, cls, total = wrap_leaf(given), type(unwrap(leaf)), math.prod(size)
+    cls: type = type(unwrap(leaf))
+    value, total = wrap_leaf(given), math.prod(size)
     if type(unwrap(value)) is not cls:
         got, hint = describe(value), "ObjectArray([x], ()) for one object, ObjectArray(list) for one per example"
         raise DtypeError(message("at.set", f"an instance of {cls.__name__}", got, {show(path): describe(leaf)}, hint))

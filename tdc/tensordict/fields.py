@@ -143,7 +143,8 @@ def fields_of(base: Any) -> dict[str, Field]:
 def types_of(base: Any) -> dict[str, Any]:
     """The annotations of the fields that a base contributes."""
     notes = hints(base) if is_record(base) else {}
-    return {n: notes.get(n, f.type) for n, f in vars(base).get("__dataclass_fields__", {}).items()}
+    fields: dict[str, Any] = vars(base).get("__dataclass_fields__", {})
+    return {n: notes.get(n, f.type) for n, f in fields.items()}
 
 
 def stored_as(f: Field, value: Any) -> Any:

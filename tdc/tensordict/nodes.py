@@ -94,8 +94,8 @@ def tensor_in(value: Any) -> Any:
     """The first tensor or container that a value is, or holds in tuples, lists and sets; None without one."""
     if isinstance(value, (torch.Tensor, Frozen)):
         return value
-    members: Any = value if isinstance(value, (tuple, list, frozenset, set)) else ()
-    for x in members:
+    members: Any = value
+    for x in members if isinstance(value, (tuple, list, frozenset, set)) else ():
         found = tensor_in(x)
         if found is not None:
             return found

@@ -176,10 +176,12 @@ def on_host(x: Any) -> Any:
 
 def same(x: Any, y: Any) -> bool:
     """True if two objects are equal; arrays have one shape and equal elements, also inside lists, tuples and dicts."""
-    if type(x) is type(y) and isinstance(x, (list, tuple)):
-        return len(x) == len(y) and all([a is b or same(a, b) for a, b in zip(x, y, strict=True)])
-    if type(x) is type(y) and isinstance(x, dict):
-        return x.keys() == y.keys() and all([x[k] is y[k] or same(x[k], y[k]) for k in x])
+    a: Any = x
+    b: Any = y
+    if type(a) is type(b) and isinstance(x, (list, tuple)):
+        return len(a) == len(b) and all([i is j or same(i, j) for i, j in zip(a, b, strict=True)])
+    if type(a) is type(b) and isinstance(x, dict):
+        return a.keys() == b.keys() and all([a[k] is b[k] or same(a[k], b[k]) for k in a])
     if getattr(x, "shape", ()) != getattr(y, "shape", ()):
         return False
     found: Any = x == y

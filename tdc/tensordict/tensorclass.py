@@ -192,8 +192,9 @@ class TensorClass(TensorDict, metaclass=Meta):
         whole = isinstance(td, TensorDict)
         self = object.__new__(cls)  # its own `__init__` may have other parameters
         store(self, entries, td._size if whole else as_size(batch_size), td._device if whole else None)
-        if hasattr(cls, "__post_init__"):
-            cls.__post_init__(self)  # pyright: ignore[reportAttributeAccessIssue]  # of the user's class
+        begin: Any = getattr(cls, "__post_init__", None)  # of the user's class
+        if begin is not None:
+            begin(self)
         return self
 
     def to_tensordict(self) -> TensorDict:
