@@ -193,8 +193,9 @@ def check_dtypes(tensors: list[Any]) -> None:
     wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
     if wrong:
         first: Any = next(t for t in tensors if not isinstance(t, Tensor))
+        from_numpy = hasattr(first, "__array__")
         hint = "tdc.from_list(rows)" if isinstance(first, (list, tuple)) else "torch.as_tensor(row)"
-        hint = "tdc.from_numpy(rows)" if hasattr(first, "__array__") else hint
+        hint = "tdc.from_numpy(rows)" if from_numpy else hint
         raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, hint))
     device, first = tensors[0].device, tensors[0].dtype
     wrong = {f"row {i}": f"{describe(t)} on {t.device}" for i, t in enumerate(tensors) if t.device != device}

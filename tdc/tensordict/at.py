@@ -149,11 +149,11 @@ def too_wide(op: OpName, size: list[int], value: Any, path: KeyPath, leaf: Any) 
 
 def with_rows(leaf: Leaf, path: KeyPath, given: Any, where: Tensor, size: torch.Size) -> Any:
     """A leaf of another library's class with other examples at flat positions: both joined, then indexed."""
-    cls: type = type(unwrap(leaf))
+    held: Any = unwrap(leaf)
     value, total = wrap_leaf(given), math.prod(size)
-    if type(unwrap(value)) is not cls:
+    if type(unwrap(value)) is not type(held):
         got, hint = describe(value), "ObjectArray([x], ()) for one object, ObjectArray(list) for one per example"
-        raise DtypeError(message("at.set", f"an instance of {cls.__name__}", got, {show(path): describe(leaf)}, hint))
+        raise DtypeError(message("at.set", f"an instance of {type(held).__name__}", got, {show(path): describe(leaf)}, hint))
     features = leaf.shape[len(size) :]
     dims = value.ndim - len(features)
     try:

@@ -142,8 +142,8 @@ def fields_of(base: Any) -> dict[str, Field]:
 
 def types_of(base: Any) -> dict[str, Any]:
     """The annotations of the fields that a base contributes."""
+    fields: dict[str, Any] = getattr(base, "__dict__", {}).get("__dataclass_fields__", {})
     notes = hints(base) if is_record(base) else {}
-    fields: dict[str, Any] = vars(base).get("__dataclass_fields__", {})
     return {n: notes.get(n, f.type) for n, f in fields.items()}
 
 

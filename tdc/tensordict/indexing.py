@@ -253,8 +253,8 @@ def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
         return error
     ranges = ", ".join([f"dim {d} takes {-n} to {n - 1}" if n else f"dim {d} is empty" for d, n in enumerate(size)])
     hint = f"{ranges}; keys are strings: td['key']"
-    keys: list[Any] = idx if isinstance(idx, list) else []
-    if keys and all([is_key(key) for key in keys]):
+    keys: Any = idx
+    if isinstance(idx, list) and keys and all([is_key(key) for key in keys]):
         hint = f"td.select({', '.join([repr(key) for key in keys])})"
     steps: list[Any] = [getattr(part, "step", None) for part in entries_of(idx)]  # of slices
     if any([isinstance(step, int) and step < 0 for step in steps]):
