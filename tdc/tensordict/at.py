@@ -153,7 +153,8 @@ def with_rows(leaf: Leaf, path: KeyPath, given: Any, where: Tensor, size: torch.
     value, total = wrap_leaf(given), math.prod(size)
     if type(unwrap(value)) is not type(held):
         got, hint = describe(value), "ObjectArray([x], ()) for one object, ObjectArray(list) for one per example"
-        raise DtypeError(message("at.set", f"an instance of {type(held).__name__}", got, {show(path): describe(leaf)}, hint))
+        expected = f"an instance of {type(held).__name__}"
+        raise DtypeError(message("at.set", expected, got, {show(path): describe(leaf)}, hint))
     features = leaf.shape[len(size) :]
     dims = value.ndim - len(features)
     try:
@@ -192,7 +193,7 @@ def entries_in(source: Any, td: TensorDict, at: KeyPath) -> dict[KeyPath, tuple[
     has beyond those of `td`."""
     entries: Any = source
     if isinstance(source, TensorDict):
-        span = max(source.ndim - extra_of(td._nodes.get(at, 0)), 0)
+        span = max(len(source._size) - extra_of(td._nodes.get(at, 0)), 0)
         return {join(at, path): (x, span) for path, x in source._leaves.items()}
     if not isinstance(source, Mapping):
         return {at: (source, 0)}
@@ -243,9 +244,9 @@ def reduced(x: Tensor, i: Tensor, v: Tensor, reduce: str) -> Tensor:
 def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tensor:
     """The flat position of each example at an index; the number of examples for an index that is dropped."""
     size, total = td._size, math.prod(td._size)
-    positions = torch.arange(total, device=td.device).view(size)
+    positions = torch.arange(total, device=td._device).view(size)
     if mode is None:
-        return index(build_td({"position": positions}, {}, size, td.device), idx)["position"]
+        return index(build_td({"position": positions}, {}, size, td._device), idx)["position"]
     if mode not in ("drop", "clip"):
         raise DtypeError(message(op, "mode 'drop', 'clip' or None", f"{mode!r}", hint="None raises, as torch does"))
     given = normal_index(td, idx)
@@ -260,13 +261,13 @@ def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tens
         parts.append(part)
         d += not free
     positions = F.pad(positions, pad, value=total)
-    return index(build_td({"position": positions}, {}, positions.shape, td.device), tuple(parts))["position"]
+    return index(build_td({"position": positions}, {}, positions.shape, td._device), tuple(parts))["position"]
 
 
 def position_of(op: OpName, part: Any, td: TensorDict) -> int | Tensor:
     """An entry of an index as an int or a tensor of whole numbers or flags."""
     try:
-        i = part if isinstance(part, (int, Tensor)) else torch.as_tensor(part, device=td.device)
+        i = part if isinstance(part, (int, Tensor)) else torch.as_tensor(part, device=td._device)
     except (TypeError, ValueError, RuntimeError):
         i = None
     if isinstance(i, NEW_DIM) or (isinstance(i, Tensor) and (i.is_floating_point() or i.is_complex())):

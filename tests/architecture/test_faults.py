@@ -86,7 +86,7 @@ BAD: tuple[tuple[str, str, str, str], ...] = (  # check, file, its new text, a p
     ("cycles", "tdc/ops/pointwise.py", "from .join import cat", "pointwise -> tdc.ops.join -> tdc.ops.pointwise"),
     ("cycles", "tdc/ops/pointwise.py", "from . import relu", "tdc.ops -> tdc.ops.pointwise -> tdc.ops"),
     ("cycles", "tdc/core/errors.py", "import tdc", "import cycle"),
-    ("sizes", "tdc/viz/plots.py", "a = 1\n" * 451, "tdc/viz/plots.py: 451 lines"),
+    ("sizes", "tdc/viz/plots.py", "a = 1\n" * 501, "tdc/viz/plots.py: 501 lines"),
     ("sizes", "tests/test_x.py", "a = 1\n" * 501, "tests/test_x.py: 501 lines"),
     ("sizes", "bench/speed.py", "a = 1\n" * 501, "bench/speed.py: 501 lines"),
     ("sizes", "tdc/viz/plots.py", LONG_FUNCTION, "f has 61 lines"),

@@ -214,7 +214,7 @@ hint: ObjectArray([x], ()) for one object, ObjectArray(list) for one per example
 ShapeError
 tdc.at.set: expected a value that broadcasts to [], got ObjectArray [3]
 at name: ObjectArray [2]
-hint: a tensor spans batch dims; for features give {key: value}""",
+hint: a tensor or TensorDict spans batch dims; for features give {key: value}""",
         )
 
     def test_objects_added_to(self):
