@@ -1,6 +1,6 @@
 """Progress of a run in several processes, by folder: a line for each when its last test is done, and no dots.
 
-    tests/interop       412 passed, 3 skipped        9 s    31 %
+    tests/interop       412 passed, 3 skipped       9 s    31 %
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Progress:
         outcomes = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.get(folder, {}).items()))
         self.reporter.ensure_newline()
         share = 100 * self.done // self.total
-        self.reporter.write_line(f"{folder:20}{outcomes:36}{self.seconds[folder]:6.0f} s{share:6} %")
+        self.reporter.write_line(f"{folder:34}{outcomes:36}{self.seconds[folder]:6.0f} s{share:6} %")
 
 
 def folder_of(name: str) -> str:

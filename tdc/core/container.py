@@ -168,7 +168,7 @@ def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
         return row
     name = f"{row}_checked"
     if name not in IMPLS:
-        IMPLS[name] = checked(op, IMPLS[row])
+        IMPLS[name] = checked(op, row)
     return name
 
 

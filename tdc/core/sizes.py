@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tdc.core.rules import ROWS
 from tdc.core.typing import Op
 
 Check = TypeVar("Check", bound=Callable[..., None])
@@ -42,12 +43,12 @@ def refuse_sizes(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         check(op, *args, **kwargs)
 
 
-def checked(op: Op, impl: Op) -> Op:
-    """An implementation that asks first."""
+def checked(op: Op, row: str) -> Op:
+    """A row that asks first. It looks the other up in each trace, since a user may give it another function."""
     check = CHECKS[op]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         check(op, *args, **kwargs)
-        return impl(*args, **kwargs)
+        return getattr(ROWS, row)(*args, **kwargs)
 
     return run

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextvars import ContextVar
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -58,8 +59,9 @@ def announce(path: str, op: str) -> str:
 
 
 def refusal(path: str, op: str, torch_op: str) -> str:
-    """The message for a forbidden path: the operation, and the user's line."""
-    at = [line for line in [users_line(program_stack())] if line]
+    """The message for a forbidden path: the operation, and the user's line that called this library first."""
+    before = takewhile(lambda frame: not frame.filename.startswith(PACKAGE), program_stack())
+    at = [line for line in [users_line(before)] if line]
     found = {"padding": "padding", "loops": "a loop over examples", "syncs": f"a read by aten.{torch_op}"}
     got = found[path] if path == "syncs" and op == torch_op else f"{found[path]} in {op!r}"
     return message("testing.forbid", f"no {path}", got, at, CURES[path])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import tdc
-from tdc import NestedTensor, StructureError
+from tdc import NestedTensor, ShapeError, StructureError
 from tdc.compile import counted, export
 from tdc.core.linear_operators import linear
 from tdc.ops.convolution import average, max_pool
@@ -334,5 +334,5 @@ def test_what_torch_refuses_goes_to_torch():
     x = packed(images(2))
     with pytest.raises(RuntimeError, match="pad should be at most half"):
         F.avg_pool2d(x, 2, 1, 2)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ShapeError, match="expected 5 channels, got 4"):
         F.conv_transpose2d(x, torch.randn(5, 3, 2, 2, dtype=DOUBLE))
