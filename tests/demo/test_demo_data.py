@@ -115,6 +115,7 @@ def test_standard_library_in_sane_ranges(stdlib):
     assert 0.05 < majority_accuracy(stdlib) < 0.3
 
 
+@pytest.mark.slow  # reads the standard library
 def test_standard_library_invariants(stdlib):
     assert len(stdlib.texts) == len(stdlib.labels) == len(stdlib.is_test) == len(stdlib)
     assert set(stdlib.labels) == set(range(len(stdlib.classes)))
@@ -125,12 +126,14 @@ def test_standard_library_invariants(stdlib):
     assert "test" not in stdlib.classes
 
 
+@pytest.mark.slow  # reads the standard library
 def test_split_is_disjoint_and_complete(stdlib):
     train, test = split(stdlib)
     assert sorted(train + test) == list(range(len(stdlib)))
     assert not {stdlib.texts[index] for index in train} & {stdlib.texts[index] for index in test}
 
 
+@pytest.mark.slow  # reads the standard library
 def test_tokens_are_the_bytes(stdlib):
     indices = (0, len(stdlib) - 1, 7)
     found = tokens(stdlib, indices)
@@ -140,6 +143,7 @@ def test_tokens_are_the_bytes(stdlib):
     assert bytes(tokens(stdlib, indices)[0].tolist()) == stdlib.texts[0]
 
 
+@pytest.mark.slow  # reads the standard library
 def test_batches_visit_every_index_once_with_a_smaller_last_one(stdlib):
     indices = tuple(range(3, 100))
     made = batches(stdlib, indices, 32, seed=1, epoch=0)
@@ -147,6 +151,7 @@ def test_batches_visit_every_index_once_with_a_smaller_last_one(stdlib):
     assert sorted(index for batch in made for index in batch) == list(indices)
 
 
+@pytest.mark.slow  # reads the standard library
 def test_batches_depend_on_seed_and_epoch_only(stdlib):
     indices = tuple(range(100))
     state = torch.get_rng_state()
@@ -158,10 +163,12 @@ def test_batches_depend_on_seed_and_epoch_only(stdlib):
     assert batches(stdlib, indices, 32, seed=2, epoch=0) != first
 
 
+@pytest.mark.slow  # reads the standard library
 def test_no_indices_no_batches(stdlib):
     assert batches(stdlib, (), 4, seed=0, epoch=0) == []
 
 
+@pytest.mark.slow  # reads the standard library
 def test_length_histogram_counts_every_length_once(stdlib):
     edges, counts = length_histogram(stdlib.lengths, 32)
     assert edges == tuple(range(0, 513, 16))
@@ -171,6 +178,7 @@ def test_length_histogram_counts_every_length_once(stdlib):
     assert length_histogram([0, 1, 5], 2) == ((0, 3, 6), (2, 1))
 
 
+@pytest.mark.slow  # reads the standard library
 def test_padded_occupancy_against_a_padded_batch(stdlib):
     made = batches(stdlib, tuple(range(50)), 16, seed=0, epoch=0)
     real = padded = 0
