@@ -116,7 +116,7 @@ def short_of(error: Any) -> Exception:
     """The error of a trace without the calls inside of torch that led to it: where it is ours, ours. A note behind its
     text has the user's line."""
     found: Exception = raised_by_trace(error) or error
-    if line := users_line(error.real_stack):
+    if line := users_line(error.real_stack or ()):
         found.add_note(f"at {line}")
     return found.with_traceback(None)
 

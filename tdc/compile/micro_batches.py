@@ -139,7 +139,7 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
 def first_size(batch: Any) -> int:
     """The number of examples of a batch, as its first leaf says."""
     sizes = [shape_of(x) for x in leaves_of(batch) if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]
-    if not sizes or not len(sizes[0]) or (isinstance(batch, TensorDict) and not batch._size):
+    if not sizes or not len(sizes[0]) or (isinstance(batch, TensorDict) and not len(batch._size)):
         got, hint = describe(batch), "give the batch its batch_size, or accumulate=1"
         raise ShapeError(message(OP, "a batch with a first dim to split", got, hint=hint))
     return sizes[0][0]

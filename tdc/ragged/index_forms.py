@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import shown
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import larger, smaller
@@ -316,7 +317,7 @@ def positions_of(part: Any, sizes: Tensor, name: str = "x.lengths") -> Tensor:
         positions = part.positions
     else:
         positions = part.reshape(1, -1) if isinstance(part, Tensor) else torch.full_like(sizes, part)
-    at = f"at {part}" if isinstance(part, int) else "at each position"
+    at = f"at {shown(part)}" if isinstance(part, int) else "at each position"
     hint = f"drop short rows first: x = x[{name} > k]"
     text = message("index", f"rows with an element {at}", "a shorter row", hint=hint)
     require(((positions < sizes) & (positions >= -sizes)).all(), text, IndexingError)

@@ -170,7 +170,7 @@ class TensorDict(Operations):
         return math.prod(self._size)  # `torch.Size.numel` would make a constant of it in a graph
 
     def __len__(self) -> int:
-        if not self._size:
+        if not len(self._size):
             hint = "len(td.keys()) counts keys"
             raise DtypeError(message("len", "at least one batch dim", "batch_size=[]", hint=hint))
         return self._size[0]
@@ -185,7 +185,7 @@ class TensorDict(Operations):
             return found_nowhere(self, name)
 
     def __iter__(self) -> Iterator[TensorDict]:
-        if not self._size:  # trainers that look for a batch size go through the rows of a batch, and through a row
+        if not len(self._size):  # trainers that look for a batch size go through the rows of a batch, and through a row
             hint = "td.items() for keys and leaves; in Lightning self.log(..., batch_size=len(batch))"
             raise DtypeError(message("iter", "at least one batch dim", "batch_size=[]", hint=hint))
         return iter([self[i] for i in range(len(self))])
