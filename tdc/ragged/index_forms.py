@@ -209,6 +209,8 @@ def cut(x: Tensor, dim: int, part: Entry) -> Tensor:
         start, stop = [at if at is None or isinstance(at, Tensor) else as_end(at) for at in (part.start, part.stop)]
         part = slice(start, stop, part.step)
     try:
+        if isinstance(part, int):  # a number in a tuple is a constant of a graph
+            return x.select(dim, part)
         return x[(FULL,) * dim + (part,)]
     except IndexError:
         size = x.shape[dim]
