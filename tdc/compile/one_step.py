@@ -65,7 +65,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """What a step and its evaluation print as."""
+        """Return the net, loss and optimizer as text, for the repr of a step and of its evaluation."""
         net, fn = self.loss.net, self.loss.fn
         parts = [] if net is None else [f"net={type(net).__name__}"]
         optimizer = getattr(self.optimizer, "title", type(self.optimizer).__name__)

@@ -67,7 +67,7 @@ def load_into(net: nn.Module | None, target: Any, state: Any, averaged: bool) ->
 
 
 def known_values(net: nn.Module | None, state: TensorDict, averaged: bool) -> Known:
-    """What a state says of the tensors of a module, and the net of its step of the others."""
+    """Return the values of all tensors of a module: those of the state, and the others from the net of its step."""
     params = with_mean(state, OP) if averaged else state["params"]
     found = {show(p): x for p, x in params._leaves.items()}
     if "buffers" in state:

@@ -158,7 +158,7 @@ def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
 
 @constant
 def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
-    """What Dynamo traces in place of `row_of`: a row that asks for sizes first, since no error of torch is caught.
+    """Replace `row_of` in graphs: the row checks sizes first, since Dynamo catches no error of torch.
 
     A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
     none on the table, so that neither its cost nor the time to trace it grows with the number of rows.

@@ -269,7 +269,7 @@ class NestedTensor(Operations):
 
 
 def example(x: NestedTensor, i: int) -> Tensor:
-    """One example as a view; reads where it lies on the host."""
+    """Return one example as a view. Its offsets are read on the host."""
     s = x._structure
     begin, end = on_host(s.offsets[i : i + 2])
     row = x._values.narrow(s.packed_dim, begin, end - begin)

@@ -177,8 +177,10 @@ def one_dim(x: Leaf, dims: int) -> Leaf:
 
 
 def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, tuple[Any, int | None]]:
-    """What to write into which leaf, and how many batch dims it spans: None for all of its dims, 0 where it broadcasts
-    as a whole."""
+    """Return the value for each leaf, and how many batch dims it spans.
+
+    None stands for all of its dims, 0 for a value that broadcasts as a whole.
+    """
     if not isinstance(value, (TensorDict, Mapping)):
         return dict.fromkeys(td._leaves, (value, None))
     given = entries_in(value, td, ())

@@ -81,7 +81,7 @@ def check_names(cls: type[TensorClass], entries: Iterable[str]) -> None:
 
 
 def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: Any) -> None:
-    """Check and store the values of the fields, of those that are not given the defaults.
+    """Check and store the values of all fields, given ones or defaults.
 
     Raises:
         KeyPathError: a field without a default that is not given, as by the constructor of a base.

@@ -121,7 +121,7 @@ def kind_of_class(note: Any) -> str:
 
 
 def is_record(base: Any) -> bool:
-    """True of a dataclass that is no tensorclass."""
+    """Return whether a class is a dataclass and no tensorclass."""
     return dataclasses.is_dataclass(base) and not issubclass(base, TensorDict)  # type: ignore[arg-type]  # a class
 
 
