@@ -1,6 +1,6 @@
 """Progress of a run in several processes, by folder: a line for each when its last test is done, and no dots.
 
-    tests/interop       412 passed, 3 skipped       9 s    31 %
+tests/interop       412 passed, 3 skipped       9 s    31 %
 """
 
 from __future__ import annotations

@@ -65,9 +65,7 @@ def kept(names: Sequence[str], moved: Mask, new: Sequence[Any], old: Sequence[An
 # -- values of one form
 
 
-def stable(
-    step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: int
-) -> tuple[list[Any], Any, bool]:
+def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: int) -> tuple[list[Any], Any, bool]:
     """Values in a form that a round keeps, what it makes of them, and whether it gives all of them this form itself.
 
     Args:

@@ -23,10 +23,9 @@ from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import certain
 from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
+from tdc.ops import segments as plain
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import settle
-from tdc.ops.segments import all_rows
-from tdc.ops.segments.operator import order_rows, serves
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import begins, column, lengths_of, local_positions, reduce_rows, row_ids
@@ -135,18 +134,15 @@ def not_empty(t: Tensor) -> Tensor:
     return t if certain(t.shape[0] != 0) else torch.cat([t, t.new_zeros(1, *t.shape[1:])])
 
 
-def order_of(segments: Segments, descending: bool = False, stable: bool = True) -> tuple[Tensor, Any]:
-    """Where in dim 0 the sorted elements of each segment are, (M, *D), and where it begins, (M, 1, ...) or 0; NaN is
-    largest, equal ones stay in order where `stable`."""
+def order_of(segments: Segments, descending: bool = False) -> tuple[Tensor, Any]:
+    """Index into dim 0 that sorts each segment, (M, *D), and the first index of each, (M, 1, ...) or 0.
+
+    The sort is stable; NaN is largest.
+    """
     values, s = segments.values.detach(), segments.structure
     if s is None:
-        return all_rows.by_owner(values, segments.owner, descending), 0
-    begin = begins(s, values.shape[0])
-    if serves(values):
-        order = order_rows(values, s.offsets, begin, descending, stable)
-    else:
-        order = all_rows.order(values, s, descending)
-    return order, begin if values.ndim == 1 else segments.column(begin)
+        return plain.order_by_owner(values, segments.owner, descending), 0
+    return plain.order(values, s, descending), segments.column(begins(s, values.shape[0]))
 
 
 def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:

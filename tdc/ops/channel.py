@@ -26,7 +26,6 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
 from tdc.ops.positionwise import dense_weights
-from tdc.ops.segments.norm import group_norm as group_norm_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows, spread
@@ -84,7 +83,7 @@ def packed_positions(x: NestedTensor) -> Positions:
         data,
         lengths_of(s),
         lambda t: reduce_rows(t, s, "sum", 0),
-        lambda t: spread(t, s, total, data),
+        lambda t: spread(t, s, total),
         lambda t: t,
         lambda t: packed_back(x, t),
     )
@@ -149,19 +148,16 @@ def group_norm(
         if channels % num_groups:
             got = f"{channels} channels for {num_groups} groups"
             raise ShapeError(message("group_norm", "channels that groups divide", got, hint="choose num_groups"))
-        return grouped(x, p, num_groups, weight, bias, eps)[0]
+        return grouped(p, num_groups, weight, bias, eps)[0]
 
     return rounded_once(normalised, input)
 
 
 def grouped(
-    x: Any, p: Positions, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+    p: Positions, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Ragged, Tensor, Tensor]:
-    """Each example's groups of channels normalised; their means and variances, (B, groups)."""
+    """Normalise groups of channels of each example; also return their means and variances, (B, groups)."""
     *ahead, channels, rest = p.data.shape
-    if isinstance(x, NestedTensor) and known(rest == 1):
-        out, mean, rstd = group_norm_of(p.data.squeeze(-1), weight, bias, x.structure, groups, eps)
-        return p.done(out.unsqueeze(-1)), mean, rstd.pow(-2) - eps
     size = channels // groups * rest
     each = p.data.reshape(*ahead, groups, size)
     count = (p.count * size).clamp(min=1).unsqueeze(1).to(p.data.dtype)
@@ -191,7 +187,7 @@ def instance_norm(
         p = positions(x, "instance_norm", weight, bias, running_mean, running_var)
         if not use_input_stats:
             return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
-        out, mean, var = grouped(x, p, p.data.shape[-2], weight, bias, eps)
+        out, mean, var = grouped(p, p.data.shape[-2], weight, bias, eps)
         n = (p.count * p.data.shape[-1]).view(-1, 1).to(var.dtype)
         follow(running_mean, running_var, mean, var, n, momentum)
         return out

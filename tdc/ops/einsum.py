@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import readable
 from tdc.core.errors import DtypeError, message
+from tdc.core.operators import serves
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops import subrows
@@ -43,7 +44,6 @@ from tdc.ops.letters import (
 )
 from tdc.ops.matrices.by_letters import Result, by_operator, matrix_letters
 from tdc.ops.rectangle import cut_padding
-from tdc.ops.segments.operator import serves
 from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
 from tdc.ragged.nested import build_nested
 from tdc.ragged.padding import pack_rows, pad_rows

@@ -18,17 +18,14 @@ import torch
 from torch import Tensor
 
 from tdc.core.container import Container
-from tdc.core.dynamo import trace_as
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, at, named_result, not_empty, reduce_along, segments_of
 from tdc.ops.batch import Along, along, along_tensordict, on_leaves
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
-from tdc.ops.segments.all_rows import extreme, is_extreme
-from tdc.ops.segments.operator import extreme_rows, serves
+from tdc.ops.segments import extreme, is_extreme
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import reduce_rows
 from tdc.ragged.storage import Ragged, Results
 
 REDUCE = {-math.inf: torch.amax, math.inf: torch.amin}  # by the value that changes nothing
@@ -39,8 +36,6 @@ IDENTITY: dict[Op, float] = {torch.max: -math.inf, torch.min: math.inf, torch.ar
 def extreme_position(segments: Segments, identity: float) -> Tensor:
     """The first position of the extreme of each segment, (K, *D); -1 where there are no elements."""
     values, s = segments.values.detach(), segments.structure
-    if s is not None and serves(values):
-        return extreme_rows(values, s.offsets, identity < 0)  # type: ignore[no-any-return]  # untyped in torch
     if s is not None:
         return extreme(values, s, identity < 0)
     assert segments.real is not None
@@ -73,25 +68,8 @@ def of_segments(op: Op, x: Any, dim: int | None, keepdim: bool) -> Tensor | tupl
     position = extreme_position(segments, identity)
     if op not in PAIRED:
         return segments.back(position, keepdim)
-    found = values_of(segments, position, identity)
+    found = at(segments, position, finite(identity, segments.values.dtype))
     return named_result(op, segments.back(found, keepdim), segments.back(position, keepdim))
-
-
-def values_of(segments: Segments, position: Tensor, identity: float) -> Tensor:
-    """The extremes, (K, *D), at positions of segments; the identity where one is negative."""
-    return at(segments, position, finite(identity, segments.values.dtype))
-
-
-def values_traced(segments: Segments, position: Tensor, identity: float) -> Tensor:
-    """What Dynamo traces in place of `values_of`: without a gradient a graph reduces, and leaves out positions that
-    nobody reads."""
-    values, s, none = segments.values, segments.structure, finite(identity, segments.values.dtype)
-    if s is None or values.requires_grad or not values.is_floating_point() or not serves(values):
-        return at(segments, position, none)
-    return reduce_rows(values, s, "amax" if identity < 0 else "amin", none)
-
-
-trace_as(values_of, values_traced)
 
 
 def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:

@@ -27,7 +27,7 @@ from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ops.reduction import count, filled, reduce_ragged, reduction, settle, squares_of, sum_of
+from tdc.ops.reduction import count, filled, reduce_ragged, reduction, sum_of
 from tdc.ragged.storage import Ragged, data_of, with_data
 
 
@@ -86,11 +86,6 @@ def log_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor
 
 def squares(x: Any, mean: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Sums of squared differences from means, of which each example has one."""
-    if x._kind == "nested" and x.structure.ragged_dims == dims and not x.dtype.is_complex:
-        s = x.structure
-        values = x.values.movedim(s.packed_dim, 0)
-        each = mean.movedim(s.batch_dim, 0).reshape(mean.shape[s.batch_dim], *values.shape[1:])
-        return settle(squares_of(values, each, s), s, dims, True)
     apart = filled(torch.sub(x, mean), 0)
     square = torch.real(apart.mul(apart.conj())) if x.dtype.is_complex else apart.square()
     return square.sum(dims, True)

@@ -19,11 +19,11 @@ from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.typing import Op, OpName
+from tdc.ops import segments
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import axis_of_example, views_along
 from tdc.ops.positionwise import last_is_static, positionwise
 from tdc.ops.rectangle import repacked
-from tdc.ops.segments.softmax import softmax_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.storage import Ragged, axis_of, data_of, feature_axis, with_data
@@ -56,7 +56,7 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
     if isinstance(x, NestedTensor) and x._structure.ragged_ndim == 1:
         s = x._structure
         log = op is torch.log_softmax
-        out = rounded_once(lambda v: softmax_of(v, s, log), x.values.movedim(s.packed_dim, 0), dtype)
+        out = rounded_once(lambda v: segments.softmax(v, s, log), x.values.movedim(s.packed_dim, 0), dtype)
         return x.with_values(out.movedim(0, s.packed_dim))
     if by_views(x):
         axis = axis_of_example(x, d)

@@ -195,7 +195,7 @@ def quantile_ragged(
 def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim: bool) -> tuple[Tensor, ...]:
     """Quantiles (Q,) along a ragged dim one by one."""
     segments = segments_of(op, x, dim)
-    (order, _), (every, real) = order_of(segments, stable=False), counts(segments)
+    (order, _), (every, real) = order_of(segments), counts(segments)
     last, each = real - 1, qs.unbind()
     if op is torch.quantile:  # NaN, which is sorted last, is what is found wherever there is one
         last, each = every - 1, [torch.where(real < every, 1, q) for q in each]

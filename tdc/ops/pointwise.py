@@ -172,7 +172,7 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
         raise unbroadcast(op, like, x)
     if all([n == 1 for n in sizes]):
         x = x.flatten(e + 1, e + count).select(e + 1, 0)
-        return (spread(x, s, total, values.movedim(e, 0)) if rows == s.batch_size else x).movedim(0, e)
+        return (spread(x, s, total) if rows == s.batch_size else x).movedim(0, e)
     if not is_zero(s.batch_size):
         require_longest(given, sizes, like, op)
     if known(rows == 1):

@@ -2,16 +2,13 @@
 
     prod(x, 1)    (B, -1, D) -> (B, D)    1 of an empty example
 
-On CPU packed values are multiplied as they are, and so are their gradients. Elsewhere, and where more than one
-derivative is taken, a rectangle is multiplied whose padding is 1: `scatter_reduce` has no forward mode, and no products
-of complex numbers.
+A rectangle is multiplied whose padding is 1: `scatter_reduce` has no forward mode, and no products of complex numbers.
 
 Invariant: the derivative by an element is the product of the others, zeros, infinities and NaN among them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,119 +17,15 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import in_direction, readable, takes_functions, trace_as, trace_with_grad, under_transform
+from tdc.core.dynamo import in_direction, trace_as, trace_with_grad, under_transform
 from tdc.core.errors import message
-from tdc.core.levels import also_below
 from tdc.core.operators import only_results, refused_derivative
 from tdc.ops.rectangle import rectangle
-from tdc.ops.reduction import reduction, settle, static_axes
-from tdc.ops.segments.operator import serves
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.padding import pad_rows
-from tdc.ragged.segments import longest, reduce_rows, spread
-from tdc.ragged.structure import Structure
+from tdc.ops.reduction import reduction
 
 
 def prod_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
-    if is_packed(x):
-        return rounded_once(partial(packed_product, dims=dims, keepdim=keepdim), x, dtype)
     return prod_dims(rectangle(x, 1), dims, keepdim, dtype=dtype)
-
-
-def packed_product(x: NestedTensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """Of static dims first, then of each example."""
-    s, static = x.structure, static_axes(torch.prod, x, dims)
-    values = product(x.values, static, True) if static else x.values
-    values = values.movedim(s.packed_dim, 0)
-    if not values.is_floating_point():
-        return settle(reduce_rows(values.to(torch.int64), s, "prod", 1), s, dims, keepdim)
-    return settle(product_rows(values, s.offsets), s, dims, keepdim)
-
-
-class ProductRows(torch.autograd.Function):
-    """Products of examples (N, *D) -> (B, *D) with their gradients, also under `torch.func`."""
-
-    generate_vmap_rule = True
-    apply: Any  # torch leaves it untyped
-
-    @staticmethod
-    def forward(x: Tensor, offsets: Tensor) -> Tensor:
-        return reduce_rows(x, Structure(offsets), "prod", 1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return gradient(grads[0], *ctx.saved_tensors), None
-
-
-class Directed(ProductRows):
-    """`ProductRows` with a derivative in a direction."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    @also_below
-    def jvp(ctx: Any, *directions: Any) -> Tensor:
-        x, offsets = ctx.saved_tensors
-        others = gradient(x.new_ones(offsets.shape[0] - 1, *x.shape[1:]), x, offsets)
-        return reduce_rows(directions[0] * others, Structure(offsets), "sum", 0)
-
-
-def product_rows(x: Tensor, offsets: Tensor) -> Tensor:
-    """Products of examples with all derivatives."""
-    return Directed.apply(x, offsets)
-
-
-trace_as(product_rows, ProductRows.apply)
-
-
-def is_packed(x: Any) -> bool:
-    """Whether `product_rows` is called."""
-    return isinstance(x, NestedTensor) and takes_functions() and serves(x.values) and not x.dtype.is_complex
-
-
-def padded_product(x: Tensor, offsets: Tensor) -> Tensor:
-    """Products of examples by a rectangle, with two derivatives."""
-    s = Structure(offsets)
-    return product(pad_rows(x, s, longest(s), 1.0), (1,), False)
-
-
-def gradient(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
-    """The gradient of x, which has a derivative itself where one is asked for."""
-    if not torch.is_grad_enabled():
-        if readable() and bool((x.isfinite() & (x != 0)).all()):
-            s = Structure(offsets)
-            return spread(grad * reduce_rows(x, s, "prod", 1), s, x.shape[0]) / x
-        return grad_packed(grad, x, offsets)
-    return torch.func.vjp(partial(padded_product, offsets=offsets), x)[1](grad)[0]
-
-
-def grad_packed(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
-    """The gradient of x, which has one derivative: products of the others, from the product of all that are not 0.
-
-    Where there is no zero they are divided by the element itself, as torch does. Beside one zero they are that zero
-    times the rest, beside several 0, and NaN where another element is not finite.
-    """
-    s, total = Structure(offsets), x.shape[0]
-    zero, odd = x == 0, ~x.isfinite()
-    nothing, product = torch.where(zero, x, 0), reduce_rows(torch.where(zero, 1, x), s, "prod", 1)
-    sums = [reduce_rows(t, s, "sum", 0) for t in (zero.to(torch.int32), odd.to(torch.int32), nothing)]
-    zeros, odds, zero_sum, rest = [spread(t, s, total) for t in (*sums, product)]
-    rest = rest / torch.where(zero, 1, x)
-    others = zeros - zero.to(torch.int32)
-    factor = torch.where(odds > 0, 1, torch.nan_to_num(rest))  # 0 times what is too large for the dtype would be NaN
-    beside = torch.where(others == 1, factor * (zero_sum - nothing), 0)
-    beside = torch.where(odds > odd.to(torch.int32), math.nan, beside)
-    return spread(grad, s, total) * torch.where(others == 0, rest, beside)
-
-
-trace_with_grad(gradient, grad_packed)  # a second derivative under `torch.func` has rectangles, see `is_packed`
 
 
 def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

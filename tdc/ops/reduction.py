@@ -30,10 +30,9 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ragged.innermost import by_example, squares
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_result
-from tdc.ragged.segments import column, lengths_of, own_share, reduce_rows, spread
+from tdc.ragged.segments import column, lengths_of, own_share, reduce_rows
 from tdc.ragged.storage import Ragged, feature_axis, lacking, with_data
 from tdc.ragged.structure import Structure
 
@@ -198,13 +197,6 @@ def extreme_rows(values: Tensor, s: Structure, static: tuple[int, ...], how: str
     for a in sorted(static):
         rows = rows.unsqueeze(a + (a < s.packed_dim))
     return rows
-
-
-def squares_of(values: Tensor, mean: Tensor, s: Structure) -> Tensor:
-    """Sums of squared differences from the mean of each example: values (N, *D), mean (B, *D) -> (B, *D)."""
-    if by_example(values, s.batch_size):
-        return squares(values, s.offsets, s.batch_size, mean)
-    return reduce_rows((values - spread(mean, s, values.shape[0])).square(), s, "sum", 0)
 
 
 def sum_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -2,8 +2,7 @@
 
     cumsum(x, 1)      each example for itself      diff(x, dim=1)      examples become one shorter, empty ones stay so
 
-Sums and extremes along a ragged dim run on packed values on CPU (`segments`), and the other scans where nobody
-differentiates. Else they run on a rectangle: padding lies behind the real elements, and a scan never looks ahead, so
+A scan along a ragged dim runs on a rectangle: padding comes after the real elements, and a scan never looks ahead, so
 that it is exact whatever padding holds. Differences and trapezoids look at neighbours on packed values.
 
 Invariant: the batch size stays, except that `diff` of a TensorDict makes its dim shorter.
@@ -23,7 +22,6 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.dynamo import certain, readable
 from tdc.core.errors import DtypeError, ShapeError, describe, message
-from tdc.core.operators import only_results
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.along_dim import along_static, named_result, ragged_dim
@@ -31,10 +29,9 @@ from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, axis_of_example, by_lines, views_along
 from tdc.ops.product import cumprod
 from tdc.ops.rectangle import rectangle, repacked
-from tdc.ops.segments.operator import cumextreme_rows, cumprod_rows, cumulative_sum, logcumsumexp_rows, serves
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import column, elements, lengths_of, on_host_too, sizes_on_host, spread
+from tdc.ragged.segments import elements, lengths_of, on_host_too, sizes_on_host
 from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
 from tdc.ragged.structure import Structure, remember
@@ -50,33 +47,10 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if by_views(x):
         axis = axis_of_example(x, d)
         return views_along(x, lambda v: op(v, axis, **kwargs), into=lambda v, out: op(v, axis, **kwargs, out=out))
-    if isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1 and serves(x.values):
-        packed = PACKED.get(op) or (RESULTS_ONLY.get(op) if only_results(x.values) else None)
-        if packed is not None:
-            return packed(x, **kwargs)  # type: ignore[no-any-return]  # a function of torch's is untyped
     data = rectangle(x, fill)
     if op is torch.logcumsumexp and data.dtype.is_complex and data.requires_grad and data.numel() and readable():
         return repacked(row_by_row(op, data, x, d), x)
     return map_results(scanned(op, data, d, d, **kwargs), lambda t: repacked(t, x))
-
-
-def up_to_each(rows: Callable[..., Tensor], x: NestedTensor, dtype: torch.dtype | None = None) -> NestedTensor:
-    """A scan of packed values by an operator."""
-    s = x.structure
-    values = x.values.movedim(s.packed_dim, 0)
-    out = rows(values if dtype is None else values.to(dtype), s.offsets)
-    out = out if dtype is None else out.to(dtype)  # whole numbers are added as int64
-    return x.with_values(out.movedim(0, s.packed_dim))
-
-
-def extremes_up_to(op: Op, x: NestedTensor) -> tuple[Any, ...]:
-    """`cummax` and `cummin` of packed values: by positions, at which values are gathered."""
-    s = x.structure
-    values = x.values.movedim(s.packed_dim, 0)
-    where = cumextreme_rows(values.detach(), s.offsets, op is torch.cummax)
-    begin = column(spread(s.offsets[:-1], s, values.shape[0]), values)
-    found = [x.with_values(t.movedim(0, s.packed_dim)) for t in (values.gather(0, where), where - begin)]
-    return named_result(op, *found)
 
 
 def row_by_row(op: Op, data: Tensor, x: Any, dim: int) -> Tensor:
@@ -98,7 +72,7 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Te
     put behind along the dim `beside`, and one along each other dim that may be empty. So, too, where there is none: of
     no elements torch's `logcumsumexp` has no derivative in a direction (2.13).
     """
-    run = FOR_GRAPHS.get(op, op)
+    run = EXTREMES.get(op) or FOR_GRAPHS.get(op, op)
     if values.numel() > 0 if readable() else certain(math.prod(values.shape) > 1):
         return run(values, axis, **kwargs)
     more = [2 if d == beside else int(not certain(n > 0)) for d, n in enumerate(values.shape)]
@@ -111,6 +85,12 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Te
         return t
 
     return map_results(out, cut)
+
+
+def extremes(op: Op, x: Tensor, dim: int) -> tuple[Any, ...]:
+    """`cummax` or `cummin` by gathering, whose gradient torch can vmap."""
+    where = op(x.detach(), dim).indices
+    return named_result(op, x.gather(dim, where), where)
 
 
 def of_leaf(op: Op, x: Any, dim: int, **kwargs: Any) -> Any:
@@ -193,15 +173,7 @@ def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: in
     return (areas * (dx / 2)).cumsum(dim) if x is None else areas.cumsum(dim) / 2
 
 
-PACKED: dict[Op, Op] = {  # what runs on packed values
-    torch.cumsum: partial(up_to_each, cumulative_sum),
-    torch.cummax: partial(extremes_up_to, torch.cummax),
-    torch.cummin: partial(extremes_up_to, torch.cummin),
-}
-RESULTS_ONLY: dict[Op, Op] = {  # where nobody differentiates
-    torch.cumprod: partial(up_to_each, cumprod_rows),
-    torch.logcumsumexp: partial(up_to_each, logcumsumexp_rows),
-}
+EXTREMES: dict[Op, Op] = {op: partial(extremes, op) for op in (torch.cummax, torch.cummin)}
 FOR_GRAPHS: dict[Op, Op] = {torch.cumprod: cumprod}  # of which torch's own makes a graph for each size
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
     _ragged = partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0)

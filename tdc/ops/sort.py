@@ -24,12 +24,11 @@ from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
+from tdc.ops import segments as plain
 from tdc.ops.along_dim import along_static, named_result, order_of, ragged_dim, segments_of, with_elements
 from tdc.ops.batch import along, lift
 from tdc.ops.order_statistics import check_lengths
 from tdc.ops.partial_ragged import along_lines, by_lines, over_lines
-from tdc.ops.segments import all_rows
-from tdc.ops.segments.operator import serves, top_rows
 from tdc.ragged.storage import Ragged
 
 RECTANGLE = "x.filled(value) first"  # sorted columns would have other lengths
@@ -52,7 +51,7 @@ def sort_ragged(op: Op) -> Op:
         if d is None:
             return along_static(op, x, dim, dense)
         segments = segments_of(op, x, d)
-        order, begin = order_of(segments, descending, bool(stable))
+        order, begin = order_of(segments, descending)
         positions = with_elements(x, d, order - begin)
         if op is torch.argsort:
             return positions
@@ -100,10 +99,7 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     segments = segments_of(torch.topk, x, dim)
     values, s = segments.values, segments.structure
     start = segments.starts if s is None else segments.starts.unsqueeze(1)
-    if s is not None and serves(values):
-        positions = top_rows(values.detach(), s.offsets, k, largest)
-    else:
-        positions = all_rows.top(order_of(segments, largest, False)[0], start, k)
+    positions = plain.top(order_of(segments, largest)[0], start, k)
     values = values.gather(0, (positions + start).flatten(0, 1)).view(positions.shape)
     if segments.real is not None:  # no gradient passes to an empty line, one of padding
         values = values.masked_fill((segments.lengths < k).unsqueeze(1), 0)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tdc.core.dynamo import readable
-from tdc.ragged.innermost import LEAST
 from tdc.ragged.segments import lengths_on_host
 from tdc.ragged.structure import Structure
+
+LEAST = 2048  # elements to copy in the time of a call: 5 to 8 us (one thread, 2.13)
 
 
 def pays(values: Tensor, rows: int, work: int) -> bool:

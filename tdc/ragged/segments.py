@@ -33,9 +33,7 @@ from tdc.core.dynamo import (
 )
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.levels import moving
-from tdc.core.linear_operators import linear
 from tdc.core.operators import new_size, operator, refuse_mapped
-from tdc.ragged.innermost import by_example, extreme, spread_rows, sum_rows, sums_by_example
 from tdc.ragged.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
 
 
@@ -366,14 +364,8 @@ def positions_in(s: Structure, out: Structure, total: int, columns: list[int]) -
     return index
 
 
-def spread(per_row: Tensor, s: Structure, total: int, like: Tensor | None = None) -> Tensor:
-    """One entry for each example to one for each packed position: (B, *D) -> (N, *D).
-
-    Args:
-        like: packed values (N, ...) that the result meets, and as which it lies in memory.
-    """
-    if like is not None and per_row.ndim > 1 and by_example(like, s.batch_size):
-        return linear(spread_rows, per_row, s.offsets, total)
+def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
+    """Repeat the entry of each example at its packed positions: (B, *D) -> (N, *D)."""
     return per_row.index_select(0, row_ids(s, total))
 
 
@@ -386,10 +378,6 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
         reduce: "sum", "prod", "amax" or "amin".
         identity: what an empty example gives.
     """
-    if reduce == "sum" and sums_by_example(values, s.batch_size):
-        return linear(sum_rows, values, s.offsets, s.batch_size)
-    if reduce in ("amax", "amin") and by_example(values, s.batch_size):
-        return extreme(values, s.offsets, s.batch_size, reduce == "amax", identity)
     ids = row_ids(s, values.shape[0])
     shape = (s.batch_size, *values.shape[1:])
     if reduce == "sum":
@@ -438,7 +426,7 @@ def rolled(s: Structure, total: int, shift: int) -> Tensor:
     return s.offsets[ids] + (local_positions(s, total) - shift) % lengths_of(s)[ids]
 
 
-def spread_by_index(per_row: Tensor, s: Structure, total: int, like: Tensor | None = None) -> Tensor:
+def spread_by_index(per_row: Tensor, s: Structure, total: int) -> Tensor:
     """What Dynamo traces for `spread`, if need be."""
     return per_row[row_ids(s, total)]
 

@@ -43,7 +43,6 @@ def sized(rule: Rule) -> Iterator[Sample]:
     frames = lambda d: call(d.ragged(FRAMES[2]), scale_factor=2)  # noqa: E731
     yield Sample("frames", frames, alone, PLAIN, batches=FEW)
 
-
     def another(mode: str, layout: Layout) -> Callable[[Draw], Call]:
         def draw(d: Draw) -> Call:
             x = batch(d, layout)

@@ -33,9 +33,7 @@ def no_state():
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bf16"])
-@pytest.mark.parametrize(
-    ("batches", "every"), [(by_loader, 1), (by_loader, 3), (by_dataloader, 1), (by_dataloader, 4)]
-)
+@pytest.mark.parametrize(("batches", "every"), [(by_loader, 1), (by_loader, 3), (by_dataloader, 1), (by_dataloader, 4)])
 def test_a_prepared_loop(batches: Any, every: int, half: bool):
     """4 does not divide the steps: a DataLoader tells accelerate of its last batch."""
     accelerator = accelerate.Accelerator(

@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),  # advice on a DataLoader
 ]
 
+
 class Module(L.LightningModule):
     """What a user writes: the steps, the numbers to log, an optimizer."""
 

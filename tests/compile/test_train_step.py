@@ -110,6 +110,7 @@ def test_inductor_gives_the_numbers_of_eager(optimizer: Optimizer, donate: bool)
 @pytest.mark.slow
 def test_inductor_loses_the_alpha_of_a_matrix_product_and_ours_does_not():
     """Mended in torch 2.15: `optim.columns.plus` and `inductor.keep_alpha` may go when 2.14 leaves the range."""
+
     def f(p: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.add(p, a @ b, alpha=-0.01)
 

@@ -46,6 +46,7 @@ COUNTING = (
 )  # fmt: skip
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+
 def reads(rule: Rule, some: Iterable[Sample], told: bool = True) -> Iterator[tuple[Sample, str]]:
     """The samples of a row, and what each reads; empty for one that reads nothing."""
     for sample in some:

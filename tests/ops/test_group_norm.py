@@ -1,4 +1,4 @@
-"""Group norm of packed values: each example alone in every layout, by torch's kernel or in passes; all derivatives."""
+"""Group norm and instance norm over positions: each example alone, all derivatives, one graph."""
 
 from __future__ import annotations
 
@@ -11,24 +11,11 @@ from torch import Tensor, nn
 
 import tdc
 from tdc.compile import counted
-from tdc.core.dynamo import watching
-from tdc.ops import subrows
-from tdc.ops.segments.norm import group_norm_rows
-from tdc.ragged import innermost
 
 LENGTHS = (3, 0, 5, 2)
-OFFSETS = torch.tensor([0, 3, 3, 8, 10])
 DOUBLE = torch.float64
 GROUPS = pytest.mark.parametrize("groups", [1, 2, 8])  # 8: channels of their own
 AFFINE = pytest.mark.parametrize("affine", [(True, True), (False, True), (True, False), (False, False)])
-
-
-@pytest.fixture(params=["by example", "all at once"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager calls of short examples run plain operations, and `graph` calls what a graph does."""
-    least = 0 if request.param == "by example" else 1 << 60
-    for module in (innermost, subrows):
-        monkeypatch.setattr(module, "LEAST", least)
 
 
 @pytest.fixture(params=["channels innermost", "positions innermost", "some of the channels", "some of the positions"])
@@ -44,8 +31,9 @@ def weights(affine: tuple[bool, bool]) -> list[Tensor | None]:
     return [torch.randn(8, dtype=DOUBLE, requires_grad=True) if has else None for has in affine]
 
 
-def operator(x: Tensor, weight: Any, bias: Any, groups: int) -> Tensor:
-    return group_norm_rows(x, weight, bias, OFFSETS, groups, 1e-5)[0]  # type: ignore[no-any-return]  # untyped in torch
+def ours(x: Tensor, weight: Any, bias: Any, groups: int) -> Tensor:
+    batch = tdc.pack([torch.empty(8, n, dtype=x.dtype) for n in LENGTHS], ragged_dim=2)
+    return F.group_norm(batch.with_values(x.t()), groups, weight, bias).values.t()
 
 
 def each(x: Tensor, weight: Any, bias: Any, groups: int) -> Tensor:
@@ -57,12 +45,11 @@ def each(x: Tensor, weight: Any, bias: Any, groups: int) -> Tensor:
 
 @GROUPS
 @AFFINE
-def test_numbers_and_gradients(way: None, x: Tensor, groups: int, affine: tuple[bool, bool]):
+def test_numbers_and_gradients(x: Tensor, groups: int, affine: tuple[bool, bool]):
     learned = [x.requires_grad_(), *weights(affine)]
     leaves = [t for t in learned if t is not None]
-    found = [fn(*learned, groups) for fn in (operator, each)]
+    found = [fn(*learned, groups) for fn in (ours, each)]
     torch.testing.assert_close(*found)
-    assert found[0].stride() == torch.empty_like(x).stride()
     grad = torch.randn(10, 8, dtype=DOUBLE)
     torch.testing.assert_close(*[torch.autograd.grad(y, leaves, grad) for y in found])
 
@@ -76,25 +63,16 @@ def test_higher_derivatives(x: Tensor, groups: int, affine: tuple[bool, bool]):
 
     def run(*given: Tensor) -> Tensor:
         left = iter(given)
-        return operator(*[None if t is None else next(left) for t in learned], groups)
+        return ours(*[None if t is None else next(left) for t in learned], groups)
 
     assert torch.autograd.gradcheck(run, leaves)
     assert torch.autograd.gradgradcheck(run, leaves)
 
 
-def test_statistics(way: None, x: Tensor):
-    _, mean, rstd = group_norm_rows(x, None, None, OFFSETS, 2, 0.1)
-    rows = [row.unflatten(1, (2, 4)) for row in x.split(LENGTHS) if len(row)]
-    torch.testing.assert_close(mean[[0, 2, 3]], torch.stack([row.mean((0, 2)) for row in rows]))
-    torch.testing.assert_close(
-        rstd[[0, 2, 3]], torch.stack([(row.var((0, 2), correction=0) + 0.1).rsqrt() for row in rows])
-    )
-
-
 def test_members_of_a_vmap(x: Tensor):
     both = torch.stack([x, x + 1])
-    found = torch.func.vmap(operator, (0, None, None, None))(both, None, None, 2)
-    torch.testing.assert_close(found, torch.stack([operator(t, None, None, 2) for t in both]))
+    found = torch.func.vmap(ours, (0, None, None, None))(both, None, None, 2)
+    torch.testing.assert_close(found, torch.stack([ours(t, None, None, 2) for t in both]))
 
 
 def images(*sizes: tuple[int, int], dtype: torch.dtype = torch.float32) -> tdc.NestedTensor:
@@ -109,19 +87,12 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_images_run_by_themselves(name: str, dtype: torch.dtype):
-    """Nothing is scattered, forward or backward, and the gradient lies as the images do."""
-    model, x, ran = MODULES[name]().to(dtype), images((40, 50), (60, 30), dtype=dtype), list[str]()
-    values = x.values.t().contiguous().t().requires_grad_()
-    with watching(lambda op, args, kwargs: ran.append(str(op))):
-        found = model(x.with_values(values))
-        grad = torch.autograd.grad(found.values.float().square().sum(), values)[0]
-    assert not [op for op in ran if "index_add" in op or "scatter" in op or "index_select" in op]
-    assert grad.stride() == values.stride()
-    assert found.dtype == dtype
-    for ours, image in zip(found, x.unbind(), strict=True):
-        close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}
-        torch.testing.assert_close(ours, MODULES[name]().to(dtype)(image[None])[0], **close)
+def test_images_by_themselves(name: str, dtype: torch.dtype):
+    model, x = MODULES[name]().to(dtype), images((40, 50), (60, 30), dtype=dtype)
+    close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}
+    for got, image in zip(model(x), x.unbind(), strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, MODULES[name]().to(dtype)(image[None])[0], **close)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -208,9 +208,7 @@ def test_embedding_and_losses():
     every = torch.cat([s for document in ids for s in document])
     assert_close(functional.cross_entropy(logits, x % 4), F.cross_entropy(table(every), every % 4))
     assert_close(F.mse_loss(logits, logits * 2), table(every).square().mean())
-    same(
-        F.mse_loss(logits, logits * 2, reduction="none"), [[table(s).square() for s in document] for document in ids]
-    )
+    same(F.mse_loss(logits, logits * 2, reduction="none"), [[table(s).square() for s in document] for document in ids])
 
 
 def test_choices_of_documents_and_sentences():

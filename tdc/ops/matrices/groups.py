@@ -30,9 +30,9 @@ from tdc.core.operators import (
     only_results,
     operator,
     refuse_mapped,
+    serves,
 )
 from tdc.ops.matrices.cpu import GROUPED, grouped
-from tdc.ops.segments.operator import serves
 from tdc.ragged.nested import NestedTensor, build_nested
 
 

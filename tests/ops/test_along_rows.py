@@ -1,4 +1,4 @@
-"""Orders, extremes, scans and products of packed rows on CPU: no rectangle, eagerly, in graphs and under transforms."""
+"""Orders, extremes, scans and products of rows along a ragged dim: numbers, derivatives, transforms and graphs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from torch import Tensor
 from versions import refused
 
 import tdc
-from tdc.compile import counted, export
-from tdc.ops import subrows
-from tdc.ops.segments import cpu, numbers, operator
+from tdc.compile import counted
 
 DOUBLE = torch.float64
 LENGTHS = (3, 1, 0, 6)
@@ -33,17 +31,8 @@ CALLS: dict[str, Callable[[Any, int], Any]] = {  # of a batch, or of one example
     "logsumexp": lambda x, d: x.logsumexp(d),
 }
 LOOSE = ("sort", "argsort", "cumsum", "cummax", "cummin", "prod")  # which take empty examples
+PADDED = ("cumsum", "cummax", "cummin", "prod")  # which run on a rectangle
 SMOOTH = ("sort", "cumsum", "cummax", "max", "prod", "topk", "logsumexp")
-
-
-@pytest.fixture(params=["one by one", "in a rectangle", "all at once", "by one number"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of any size are worth a call, or none is."""
-    much = 1 << 40
-    monkeypatch.setattr(cpu, "FEW", much if request.param == "by one number" else 0)
-    monkeypatch.setattr(subrows, "LEAST", 0 if request.param == "one by one" else much)
-    monkeypatch.setattr(cpu, "A_CALL", -much if request.param == "one by one" else much)
-    monkeypatch.setattr(cpu, "A_RECTANGLE", -much if request.param == "in a rectangle" else much)
 
 
 def rows_of(name: str, dtype: torch.dtype = DOUBLE, features: tuple[int, ...] = (2,)) -> list[Tensor]:
@@ -78,14 +67,14 @@ def test_the_dtype_of_a_scan(own: torch.dtype, given: torch.dtype):
 
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_one_example_after_another(name: str, dtype: torch.dtype, way: None):
+def test_one_example_after_another(name: str, dtype: torch.dtype):
     rows = [row.abs() for row in rows_of(name, dtype)]
-    with tdc.testing.forbid(loops=False):
+    with tdc.testing.forbid(padding=name not in PADDED, loops=False):
         alike(name, rows, CALLS[name](tdc.pack(rows), 1))
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_nan_and_infinities(name: str, way: None):
+def test_nan_and_infinities(name: str):
     rows = rows_of(name)
     for row, odd in zip([r for r in rows if len(r) > 1], (math.nan, math.inf, -math.inf), strict=False):
         row[1, 0] = odd
@@ -111,8 +100,8 @@ def odd_numbers(dtype: torch.dtype) -> Tensor:
     [torch.bool, torch.uint8, torch.int32, torch.int64, torch.half, torch.bfloat16, torch.float, DOUBLE],
     ids=str,
 )
-def test_the_order_of_odd_numbers(dtype: torch.dtype, descending: bool, way: None):
-    """Equal ones stay in order if asked, zeros of two signs and every NaN among them."""
+def test_the_order_of_odd_numbers(dtype: torch.dtype, descending: bool):
+    """Equal ones stay in order, zeros of two signs and every NaN among them."""
     pool, g = odd_numbers(dtype), torch.Generator().manual_seed(0)
     rows = [pool[torch.randint(len(pool), (n, 3), generator=g)] for n in (0, 40, 1, 0, 9, 0)]
     x = tdc.pack(rows)
@@ -127,27 +116,8 @@ def test_the_order_of_odd_numbers(dtype: torch.dtype, descending: bool, way: Non
             )
 
 
-@pytest.mark.parametrize("numpy", [True, False])
-@pytest.mark.parametrize("width", [63, 45, 10])  # bits for a position in the batch, in its example, for none
-def test_whole_numbers_with_their_positions(monkeypatch: pytest.MonkeyPatch, width: int, numpy: bool):
-    monkeypatch.setattr(numbers, "WIDTH", width)
-    if not numpy:
-        monkeypatch.setattr(numbers, "has_numpy", lambda: False)
-    first = torch.iinfo(torch.int64).min
-    for pool in (
-        torch.tensor([-torch.inf, -2.0, -0.5, 0.0, 0.25, 3.0, torch.inf]),
-        torch.tensor([first, first + 1, first + 2**32 - 1]),
-        torch.tensor([2**62, 2**62 + 2**32]),
-    ):
-        rows = [pool[torch.randint(len(pool), (n,))] for n in (3, 0, *[2, 3] * 24)]
-        for descending in (False, True):
-            found = tdc.pack(rows).argsort(1, descending=descending, stable=True)
-            for row, i in zip(rows, found.unbind(), strict=True):
-                assert torch.equal(i, row.argsort(descending=descending, stable=True))
-
-
 @pytest.mark.parametrize("name", CALLS)
-def test_the_ragged_dim_behind_a_static_one_and_no_features(name: str, way: None):
+def test_the_ragged_dim_behind_a_static_one_and_no_features(name: str):
     rows = rows_of(name)
     x = tdc.pack([row.T for row in rows], ragged_dim=2)
     for i, got in enumerate(parts(CALLS[name](x, 2))):
@@ -159,7 +129,7 @@ def test_the_ragged_dim_behind_a_static_one_and_no_features(name: str, way: None
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_derivatives(name: str, way: None):
+def test_derivatives(name: str):
     """Two of them, and in a direction."""
     x = tdc.pack(rows_of(name))
 
@@ -168,13 +138,12 @@ def test_derivatives(name: str, way: None):
         return y if isinstance(y, Tensor) else y.values
 
     values = x.values.clone().requires_grad_()
-    with tdc.testing.forbid(padding=name != "prod", loops=False):  # whose second derivative has a rectangle
-        assert torch.autograd.gradcheck(run, values, check_forward_ad=True)
-        assert torch.autograd.gradgradcheck(run, values)
+    assert torch.autograd.gradcheck(run, values, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(run, values)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_under_transforms(name: str, way: None):
+def test_under_transforms(name: str):
     """Of all members of a vmap, of gradients in it and around it."""
     x = tdc.pack(rows_of(name))
 
@@ -195,8 +164,8 @@ def test_under_transforms(name: str, way: None):
 
 @pytest.mark.cases(0, 10)
 @pytest.mark.parametrize("name", CALLS)
-def test_one_graph_for_all_lengths(name: str, way: None):
-    """Gradients, too; nothing is padded."""
+def test_one_graph_for_all_lengths(name: str):
+    """Gradients, too."""
     learns = name in SMOOTH
 
     def run(x: Any) -> Any:
@@ -208,7 +177,7 @@ def test_one_graph_for_all_lengths(name: str, way: None):
         rows = [torch.randn(n, 2, dtype=DOUBLE) for n in lengths]
         x = tdc.pack(rows)
         leaf = x.values.detach().requires_grad_(learns)
-        with tdc.testing.forbid(loops=False):
+        with tdc.testing.forbid(padding=name not in PADDED, loops=False):
             got = call(x.with_values(leaf))
         alike(name, rows, got)
         if learns:
@@ -261,21 +230,14 @@ def test_transforms_in_graphs(name: str):
         torch.testing.assert_close(got, fn(x.values))
 
 
-@pytest.mark.slow
-def test_exports_need_no_operator():
-    x = tdc.pack(rows_of("topk"))
-    program = export(lambda x: (x.cumsum(1), x.topk(2, 1).values, x.max(1).values, x.prod(1)), (x,))
-    assert "_rows" not in str(program.program.graph)
-
-
-def test_first_of_equal_elements(way: None):
+def test_first_of_equal_elements():
     rows = [torch.tensor([1.0, 3.0, 3.0]), torch.tensor([2.0, 2.0]), torch.tensor([math.nan, 5.0, math.nan])]
     x = tdc.pack(rows)
     assert x.argmax(1).tolist() == [1, 0, 0]
     assert x.argmin(1).tolist() == [0, 0, 0]
 
 
-def test_an_empty_example_has_no_position(way: None):
+def test_an_empty_example_has_no_position():
     x = tdc.pack([torch.ones(2, 3), torch.ones(0, 3)])
     assert x.argmax(1).tolist() == [[0, 0, 0], [-1, -1, -1]]
     assert x.prod(1)[1].tolist() == [1.0, 1.0, 1.0]
@@ -283,7 +245,7 @@ def test_an_empty_example_has_no_position(way: None):
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_no_examples_and_no_features(count: int, way: None):
+def test_no_examples_and_no_features(count: int):
     x = tdc.NestedTensor(torch.zeros(0, 2), torch.zeros(count + 1, dtype=torch.int64))
     assert x.cumsum(1).values.shape == x.cummax(1).values.values.shape == x.sort(1).values.values.shape == (0, 2)
     assert x.argmax(1).shape == x.prod(1).shape == (count, 2)
@@ -293,19 +255,13 @@ def test_no_examples_and_no_features(count: int, way: None):
 
 
 @pytest.mark.cases(2)
-def test_a_row_shorter_than_k(way: None):
+def test_a_row_shorter_than_k():
     x = tdc.pack([torch.ones(3), torch.ones(1)])
     with pytest.raises(tdc.ShapeError, match=r"tdc\.topk: expected at least 2 elements in each row"):
         x.topk(2, 1)
     torch._dynamo.reset()
     with pytest.raises(Exception, match="at least 2 elements in each row"):
         torch.compile(lambda x: x.topk(2, 1).values, backend="aot_eager", fullgraph=True)(x)
-
-
-def test_offsets_are_shared_by_members():
-    offsets = torch.tensor([[0, 2, 3], [0, 1, 3]])
-    with pytest.raises(tdc.StructureError, match="one ragged structure for all members"):
-        torch.vmap(lambda o: operator.cumsum_rows(torch.ones(3), o, 3))(offsets)
 
 
 class TestSharedPositions:
