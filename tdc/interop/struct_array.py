@@ -12,13 +12,13 @@ Invariant: `as_tensordict(to_struct_array(td))` has the keys, dtypes and values 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.arrays import ndarray
 from tdc.core.dtypes import in_numpy
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
@@ -31,6 +31,12 @@ from tdc.tensordict.storage import Leaves, subtree
 from tdc.tensordict.tensordict import TensorDict
 
 READ, WRITE = "interop.from_struct_array", "interop.to_struct_array"
+
+
+@cache
+def ndarray() -> type[Any]:
+    """numpy's class of arrays; torch raises a RuntimeError where numpy is missing."""
+    return type(torch.empty(0, device="cpu").numpy())
 
 
 def is_struct_array(x: Any) -> bool:

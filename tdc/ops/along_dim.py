@@ -150,7 +150,7 @@ def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense:
     `dense(values, axis)`, which keeps it."""
     dense = kept_axis(op) if dense is None else dense  # Dynamo of torch 2.11 knows no truth of functions
     if by_lines(op, x, dim):
-        return over_lines(op, run, x, dim, keepdim, dense)
+        return over_lines(op, run, x, dim, keepdim)
     if dim is not None and is_static(op, x, dim):
         return along_static(op, x, dim, dense, keepdim)
     return run(x, dim=dim, keepdim=keepdim)

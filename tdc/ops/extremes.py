@@ -75,9 +75,7 @@ def of_segments(op: Op, x: Any, dim: int | None, keepdim: bool) -> Tensor | tupl
 def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     """Both as `amin` and `amax` give them, with their derivatives."""
     if by_lines(torch.aminmax, x, dim):  # so that both share their lengths
-        return over_lines(
-            torch.aminmax, aminmax_ragged, x, dim, keepdim, lambda v, axis: torch.aminmax(v, dim=axis, keepdim=True)
-        )
+        return over_lines(torch.aminmax, aminmax_ragged, x, dim, keepdim)
     return named_result(torch.aminmax, x.amin(dim, keepdim), x.amax(dim, keepdim))
 
 

@@ -21,13 +21,11 @@ from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.typing import Op, OpName
 from tdc.ops import segments
 from tdc.ops.batch import NEEDED, along
-from tdc.ops.partial_ragged import axis_of_example, views_along
 from tdc.ops.positionwise import last_is_static, positionwise
 from tdc.ops.rectangle import repacked
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.storage import Ragged, axis_of, data_of, feature_axis, with_data
-from tdc.ragged.views import by_channel, by_views
 
 
 def check_normalized(op: OpName, input: Ragged, normalized_shape: Any, *rest: Any, **kw: Any) -> None:
@@ -58,14 +56,6 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
         log = op is torch.log_softmax
         out = rounded_once(lambda v: segments.softmax(v, s, log), x.values.movedim(s.packed_dim, 0), dtype)
         return x.with_values(out.movedim(0, s.packed_dim))
-    if by_views(x):
-        axis = axis_of_example(x, d)
-
-        def into(v: Tensor, out: Tensor) -> None:
-            for part, result in by_channel(v, out) if axis else [(v, out)]:
-                op(part, axis, dtype=dtype, out=result)
-
-        return views_along(x, lambda v: op(v, axis, dtype=dtype), into=into)
     padded = x.to_padded() if isinstance(x, NestedTensor) else x
     padded = padded if dtype is None else padded.to(dtype)
     some = (padded.lengths > 0).all(1).view([-1 if i == x._batch_dim else 1 for i in range(x.ndim)])

@@ -7,8 +7,7 @@
 
 No operation needs a rule of its own for them: each line is an example of a longer batch. A reduction of it gives a
 dense result `(M, ...)`, which is packed as it is; what keeps the lines, or makes all lines of an example as much
-shorter, is put back. Lines along the last ragged dims lie in the packed axis already, others are gathered. Large images
-are no lines: on CPU, torch's own function runs on one image after another (`each`, see `tdc.ragged.views`).
+shorter, is put back. Lines along the last ragged dims lie in the packed axis already, others are gathered.
 
     M lines of the whole batch; padded, the lines of padding are among them, and empty
 
@@ -35,19 +34,13 @@ from tdc.ragged.segments import (
     elements,
     offsets_of,
     on_host_too,
-    packing,
-    packing_of,
     positions_in,
     sizes_of,
     sizes_on_host,
     structure_of_sizes,
-    structure_on_host,
 )
 from tdc.ragged.storage import changed_sizes, map_results
 from tdc.ragged.structure import Structure, once_for_each, remember
-from tdc.ragged.views import Into, all_have_elements, by_views, inverse, moved, of_each, permuted
-
-READY = 6  # times the positions of an image, where its lines lie in the packed axis and need no gather
 
 
 class Lines(NamedTuple):
@@ -78,53 +71,32 @@ def by_lines(op: OpName, x: Any, dim: Any) -> bool:
     return x._batch_dim not in dims and 0 < len([d for d in x.ragged_dims if d in dims]) < len(x.ragged_dims)
 
 
-def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool, each: Op | None = None) -> Any:
+def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool) -> Any:
     """`run(lines, dim=, keepdim=True)` of the lines of a batch along `dim`, one or several; its results as batches.
 
     Several results come in the named tuple that torch returns, and share their lengths.
-
-    Args:
-        each: `(example, axes)`, the same of one example with elements: one axis where `dim` is one, else a tuple.
     """
     dims = dims_of(op, x, dim)
     kept = [i for i, d in enumerate(x.ragged_dims) if d not in dims]
     if keepdim and kept[-1] - kept[0] >= len(kept):
         got, hint = "a static dim between them", "keepdim=False where there is one, or loop over x.unbind()"
         raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
-    if each is not None and by_examples(x, dims) and all_have_elements(x):
-        axes = one_or_all(dim, [axis_of_example(x, d) for d in dims])
-        return views_reduced(x, lambda example: each(example, axes), dims, keepdim)
     lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
     out = run(lines.batch, dim=one_or_all(dim, [lines.dim_of(d) for d in dims]), keepdim=True)
     return map_results(out, lambda t: lines.back(t, keepdim))
 
 
-def along_lines(
-    op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor], Tensor] | None = None, each: Op | None = None,
-    into: Op | None = None,
-) -> Any:  # fmt: skip
+def along_lines(op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor], Tensor] | None = None) -> Any:
     """`run(lines, dim=)` of the lines of a batch along `dim`, one or several, which it keeps; its results as batches.
 
     Args:
         resized: of the sizes of a ragged dim those that `run` makes of them, (B,) -> (B,); without it they stay.
-        each: `(example, axes)`, the same of one example: one axis where `dim` is one, else a tuple.
-        into: `(example, axes, out)`, the same with `out=`, where there is such a function, and sizes stay.
     """
     dims = dims_of(op, x, dim)
     new = None if resized is None else changed_sizes(x, dims, resized)
-    if each is not None and by_examples(x, dims):
-        axes = one_or_all(dim, [axis_of_example(x, d) for d in dims])
-        written = None if into is None else lambda example, out: into(example, axes, out)
-        return views_along(x, lambda example: each(example, axes), new, written)
     lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
     out = run(lines.batch, dim=one_or_all(dim, [lines.dim_of(d) for d in dims]))
     return type(out)([lines.again(y, new) for y in out]) if isinstance(out, tuple) else lines.again(out, new)
-
-
-def by_examples(x: Any, dims: tuple[int, ...]) -> bool:
-    """Whether examples are better taken one by one: of lines that lie in the packed axis already, larger ones."""
-    kept = [i for i, d in enumerate(x.ragged_dims) if d not in dims]
-    return by_views(x, READY if kept[-1] < len(kept) else 1)
 
 
 def dims_of(op: OpName, x: Any, dim: Any) -> tuple[int, ...]:
@@ -135,15 +107,6 @@ def dims_of(op: OpName, x: Any, dim: Any) -> tuple[int, ...]:
 def one_or_all(dim: Any, dims: list[int]) -> Any:
     """Dims as they were given: one of them, or a tuple."""
     return dims[0] if isinstance(dim, int) else tuple(dims)
-
-
-def axis_of_example(x: NestedTensor, d: int) -> int:
-    """A ragged or static dim of a batch as an axis of its examples as views, (*S0, h, w, *S1)."""
-    s = x.structure
-    if d in s.ragged_dims:
-        return s.packed_dim + s.ragged_dims.index(d)
-    axis: Any = s.axis(d, x.ndim, "sum")
-    return axis if axis < s.packed_dim else axis + s.ragged_ndim - 1
 
 
 def resized_structure(s: Structure, sizes: Tensor | None) -> Structure:
@@ -170,52 +133,18 @@ def longest_at(s: Structure, which: Sequence[int]) -> tuple[int, ...] | None:
     return None if s.extent is None else tuple([s.extent.shape[r] for r in which])
 
 
-def kept_structures(s: Structure, dims: tuple[int, ...], read: bool = False) -> tuple[Structure, Structure]:
-    """The structures of a batch without the ragged dims among `dims`, and with static dims of size 1 instead.
-
-    Args:
-        read: sizes were read on the host.
-    """
+def kept_structures(s: Structure, dims: tuple[int, ...]) -> tuple[Structure, Structure]:
+    """The structures of a batch without the ragged dims among `dims`, and with static dims of size 1 instead."""
     along, kept = split_dims(s, dims)
     batch_dim = s.batch_dim - len([r for r in along if s.ragged_dims[r] < s.batch_dim])
-    outer = structure_with(s, tuple(kept), s.packed_dim, batch_dim, read)
+    outer = structure_with(s, tuple(kept), s.packed_dim, batch_dim)
     return outer, outer.moved(s.packed_dim + kept[0], s.batch_dim)
 
 
 @once_for_each
-def structure_with(s: Structure, kept: tuple[int, ...], packed_dim: int, batch_dim: int, read: bool) -> Structure:
-    """The structure with some of the ragged dims, its axes at these dims; sizes that were `read` are on the host."""
-    if read:
-        rows = packing([[size[r] for r in kept] for size in packing_of(s).sizes])
-        return structure_on_host(rows, longest_at(s, kept), packed_dim, batch_dim, s.offsets.device)
+def structure_with(s: Structure, kept: tuple[int, ...], packed_dim: int, batch_dim: int) -> Structure:
+    """The structure with some of the ragged dims, its axes at these dims."""
     return structure_of_sizes(sizes_at(s, kept), longest_at(s, kept), packed_dim, batch_dim)
-
-
-def views_along(
-    x: NestedTensor, each: Callable[[Tensor], Any], new: Tensor | None = None, into: Into | None = None
-) -> Any:
-    """What a function gives of the examples as views; it keeps their dims, and `new` are the sizes (B, R) it makes.
-
-    Args:
-        into: the same with `out=`, where sizes stay.
-    """
-    s = resized_structure(x.structure, new)
-    return map_results(of_each(x, each, into=into), lambda t: build_nested(s, t))
-
-
-def views_reduced(x: NestedTensor, each: Callable[[Tensor], Any], dims: tuple[int, ...], keepdim: bool) -> Any:
-    """What a reduction along `dims`, which keeps them as size 1, gives of the examples as views."""
-    s, e = x.structure, x.structure.packed_dim
-    outer, wide = kept_structures(s, dims, read=True)
-    front, count = wide.packed_dim - e, s.ragged_ndim - outer.ragged_ndim
-
-    def back(values: Tensor) -> NestedTensor:
-        if not keepdim:
-            return without_static(x, build_nested(outer, values), dims)
-        return build_nested(wide, values.unflatten(e, [*[1] * front, values.shape[e], *[1] * (count - front)]))
-
-    _, kept = split_dims(s, dims)
-    return map_results(of_each(x, each, kept[0] if len(kept) == 1 else None), back)
 
 
 def without_static(x: NestedTensor, y: Any, dims: tuple[int, ...]) -> NestedTensor:
@@ -260,11 +189,14 @@ def in_order(x: NestedTensor, order: list[int]) -> Tensor:
     """The values of a batch with the ragged dims of each example in another order."""
     s, values, e = x.structure, x.values, x.structure.packed_dim
     turned = Structure(s.offsets, columns(sizes_of(s), order), None, e, 0, s.ragged_ndim)
-    if by_views(x):
-        return moved(values, permuted(order), e, packing_of(s), packing_of(turned))
     total = values.shape[e]
     index, back = positions_in(s, turned, total, inverse(order)), positions_in(turned, s, total, order)
     return exchange(values.movedim(e, 0), index, None, 0.0, back, None).movedim(0, e)
+
+
+def inverse(order: list[int]) -> list[int]:
+    """The order that undoes another one."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def masked_lines(x: MaskedBatch, dims: tuple[int, ...]) -> Lines:

@@ -82,7 +82,7 @@ def reduce_ragged(
         raise ShapeError(message(op, "the ragged dim reduced together with the batch", got, hint=hint))
     if by_lines(op, x, dims):
         run = partial(reduce_ragged, op, rule, dense, **kwargs)
-        return over_lines(op, run, x, dims, keepdim, lambda v, axes: dense(v, dim=axes, keepdim=True, **kwargs))
+        return over_lines(op, run, x, dims, keepdim)
     if packed and (batch or not ragged):
         return reduce_values(op, dense, x, dims, ragged, keepdim, **kwargs)
     if batch or ragged:

@@ -26,7 +26,7 @@ from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.along_dim import along_static, named_result, ragged_dim
 from tdc.ops.batch import NEEDED, along
-from tdc.ops.partial_ragged import along_lines, axis_of_example, by_lines, views_along
+from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.product import cumprod
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -35,7 +35,6 @@ from tdc.ragged.segments import elements, lengths_of, on_host_too, sizes_on_host
 from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
 from tdc.ragged.structure import Structure, remember
-from tdc.ragged.views import by_views
 
 
 def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged | tuple[Ragged, ...]:
@@ -44,9 +43,6 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if d is None:
         beside = x._structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims[0]
         return along_static(op, x, dim, lambda v, axis: scanned(op, v, axis, beside, **kwargs))
-    if by_views(x):
-        axis = axis_of_example(x, d)
-        return views_along(x, lambda v: op(v, axis, **kwargs), into=lambda v, out: op(v, axis, **kwargs, out=out))
     data = rectangle(x, fill)
     if op is torch.logcumsumexp and data.dtype.is_complex and data.requires_grad and data.numel() and readable():
         return repacked(row_by_row(op, data, x, d), x)
@@ -104,7 +100,7 @@ def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor])
     if d is None:
         return along_static(op, x, dim, partial(along_axis, fn))
     if by_lines(op, x, d):
-        return along_lines(op, partial(neighbours, op, fn=fn), x, d, shorter, partial(along_axis, fn))
+        return along_lines(op, partial(neighbours, op, fn=fn), x, d, shorter)
     if isinstance(x, MaskedBatch):  # padding is 0 before and after: no gradient comes out of it
         out = build_masked(along_axis(fn, x.filled(0), d), shorter(x.lengths), x.ragged_dims, x.batch_dim)
         return out.with_data(out.data.masked_fill(~out.mask, 0))

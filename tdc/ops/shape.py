@@ -33,10 +33,9 @@ from tdc.ragged.index import at_each, insert_dim, neutral, rows_between
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import columns, mirrored, packing_of, rolled, sizes_of, tell
+from tdc.ragged.segments import columns, mirrored, rolled, sizes_of, tell
 from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, without_dims
 from tdc.ragged.structure import Structure, extent_of
-from tdc.ragged.views import by_views, flipped, moved, shifted
 
 
 def ints(op: OpName, sizes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -295,11 +294,7 @@ def flip_ragged(x: Any, *dims: Any) -> Ragged:
     static = [axis_of("flip", x, d) for d in given if d != x._batch_dim and d not in ragged]
     x = with_data(x, data_of(x).flip(static)) if static else x
     packs = isinstance(x, NestedTensor)
-    if packs and ragged and by_views(x):
-        s, rows = x.structure, packing_of(x.structure)
-        turned = flipped([s.ragged_dims.index(d) for d in ragged], s.ragged_ndim)
-        x = x.with_values(moved(x.values, turned, s.packed_dim, rows, rows))
-    elif packs and by_lines("flip", x, ragged):
+    if packs and by_lines("flip", x, ragged):
         x = along_lines("flip", lambda lines, dim: flip_ragged(lines, dim), x, ragged)
     elif packs and ragged:
         s, values = x.structure, x.values
@@ -332,9 +327,6 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
             x = x[(FULL,) * d + (rows,) if d else rows]
         elif d not in x.ragged_dims:
             x = with_data(x, moved_on(data_of(x), shift, axis_of("roll", x, d)))
-        elif packs and by_views(x):
-            s, rows = x.structure, packing_of(x.structure)
-            x = x.with_values(moved(x.values, shifted(shift, s.ragged_dims.index(d)), s.packed_dim, rows, rows))
         elif packs and by_lines("roll", x, d):
             x = along_lines("roll", lambda v, dim, shift=shift: roll_ragged(v, shift, dim), x, d)
         elif packs:

@@ -41,12 +41,8 @@ def sort_ragged(op: Op) -> Op:
         def dense(values: Tensor, axis: int) -> Any:
             return op(values, dim=axis, descending=descending, stable=stable)
 
-        def into(values: Tensor, axis: int, out: Any) -> Any:  # argsort takes no out=
-            return op(values, dim=axis, descending=descending, stable=stable, out=out)
-
         if by_lines(op, x, dim):
-            again = partial(run, descending=descending, stable=stable)
-            return along_lines(op, again, x, dim, each=dense, into=into if op is torch.sort else None)
+            return along_lines(op, partial(run, descending=descending, stable=stable), x, dim)
         d = ragged_dim(op, x, dim, RECTANGLE)
         if d is None:
             return along_static(op, x, dim, dense)

@@ -98,12 +98,7 @@ def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-1
     if out is not None:
         raise UnsupportedError(message("normalize", "no out=", "one", hint="use what it returns"))
     if by_lines(F.normalize, input, dim):
-        run = partial(normalize_ragged, p=p, eps=eps)
-
-        def each(v: Tensor, axis: Any, out: Tensor | None = None) -> Tensor:
-            return F.normalize(v, p, axis, eps, out)
-
-        return along_lines(F.normalize, run, input, dim, each=each, into=each)
+        return along_lines(F.normalize, partial(normalize_ragged, p=p, eps=eps), input, dim)
     return input / vector_norm_ragged(input, p, dim, keepdim=True).clamp_min(eps)
 
 

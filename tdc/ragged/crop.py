@@ -5,7 +5,7 @@
                               x[:, :, :, [0, -1]]    -> (B, C, -1, 2)
 
 All entries act at once. For each position of the result the packed position it comes from is computed, so that a single
-gather makes the crop; slices of large examples are copied one by one (`views`).
+gather makes the crop.
 
     M positions along the dims that stay ragged, over all rows
 
@@ -21,23 +21,19 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, message
-from tdc.ragged.index_forms import Span, has_tensors, kept, longest_span, positions_of, slices_of, spans
+from tdc.ragged.index_forms import Span, has_tensors, kept, longest_span, positions_of, spans
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import (
     coordinates,
     on_host_too,
-    packing,
-    packing_of,
     row_ids,
     sizes_of,
     sizes_on_host,
     strides,
     structure_of_sizes,
-    structure_on_host,
     total_of,
 )
 from tdc.ragged.structure import Structure, remember
-from tdc.ragged.views import by_views, moved, sliced
 
 
 def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
@@ -58,8 +54,6 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
     if [r for r in fixed if along and along[0] < r < along[-1] and kept(parts[r])]:
         got, hint = "positions between them", "x.to_padded() first"
         raise ShapeError(message("index", "ragged dims side by side", got, hint=hint))
-    if not fixed and by_views(x):
-        return crop_views(x, parts)
     t, rows, source = rows_of_spans(s, {r: parts[r] for r in along}, x.device)
     front = sum([kept(parts[r]) for r in fixed if along and r < along[0]])
     shape: list[Any] = [source.shape[0]]
@@ -74,17 +68,6 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
     if t is None:
         return values.movedim(e, s.batch_dim + more)
     return build_nested(t.moved(e + front, s.batch_dim + more), values.movedim(e, e + front))
-
-
-def crop_views(x: NestedTensor, parts: list[Any]) -> NestedTensor:
-    """A slice of each ragged dim, one example after another."""
-    s, rows = x.structure, packing_of(x.structure)
-    slices = [slices_of(part, s.batch_size) for part in parts]
-    sizes = zip(*rows.sizes, strict=True)
-    taken = [[len(range(n)[part]) for part, n in zip(*each, strict=True)] for each in zip(slices, sizes, strict=True)]
-    found = packing(list(zip(*taken, strict=True)))
-    t = structure_on_host(found, longest_spans(s, dict(enumerate(parts))), s.packed_dim, s.batch_dim, x.device)
-    return build_nested(t, moved(x.values, sliced(list(zip(*slices, strict=True))), s.packed_dim, rows, found))
 
 
 def spans_of(s: Structure, parts: dict[int, Any]) -> tuple[Any, Any, Any]:

@@ -25,7 +25,6 @@ from tdc.core.container import Container
 from tdc.core.dynamo import larger, smaller
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
-from tdc.ragged.segments import on_host
 
 X = TypeVar("X")
 FULL = slice(None)
@@ -256,23 +255,6 @@ def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
         distance = (last - first if step > 0 else first - last).clamp(min=0)
     stride = abs(step)
     return first, distance if stride == 1 else (distance + stride - 1) // stride, step
-
-
-def slices_of(part: slice | Span, rows: int) -> list[slice]:
-    """A slice of every row as one for each, of Python's numbers. Ends that are tensors are read."""
-    step = step_of(part)
-
-    def end(at: Any) -> Any:
-        if isinstance(at, Tensor):
-            check_ends(at, rows)
-            return on_host(at.expand(rows))
-        return at if at is None else as_end(at)
-
-    begin, behind = end(part.start), end(part.stop)
-    if not has_tensors(part):
-        return [slice(begin, behind, step)] * rows
-    each: list[list[Any]] = [at if isinstance(at, list) else [at] * rows for at in (begin, behind)]
-    return [slice(i, j, step) for i, j in zip(*each, strict=True)]
 
 
 def check_ends(at: Tensor, rows: int) -> None:

@@ -8,10 +8,8 @@ Invariant: nothing here reads a value on the host, except what says so.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +24,6 @@ from tdc.core.dynamo import (
     exporting,
     has_gradients_in_graphs,
     hold,
-    mark_result,
     readable,
     stamp,
     trace_as,
@@ -35,18 +32,6 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.levels import moving
 from tdc.core.operators import new_size, operator, refuse_mapped
 from tdc.ragged.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
-
-
-class Packing(NamedTuple):
-    """Examples along a packed axis, as numbers of the host: their ragged sizes (B, R), and the ends of each (B+1,)."""
-
-    sizes: Sequence[Sequence[int]]
-    ends: list[int]
-
-
-def packing(sizes: Sequence[Sequence[int]]) -> Packing:
-    """Examples of ragged sizes (B, R), one after another."""
-    return Packing(sizes, [0, *accumulate([math.prod(size) for size in sizes])])
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -74,17 +59,6 @@ def structure_of_sizes(
     count = sizes.shape[1]
     offsets = offsets_of(sizes.prod(1) if count > 1 else sizes[:, 0])
     return Structure(offsets, counted(sizes) if count > 1 else None, extent, packed_dim, batch_dim, count).marked()
-
-
-def structure_on_host(
-    rows: Packing, longest: tuple[Any, ...] | None, packed_dim: int, batch_dim: int, device: Any
-) -> Structure:
-    """`structure_of_sizes` of numbers of the host."""
-    extent, count = None if longest is None else extent_of(longest, device), len(rows.sizes[0])
-    offsets = mark_result(counted(torch.tensor(rows.ends, dtype=torch.int64, device=device)), 0)
-    sizes = torch.tensor(rows.sizes, dtype=torch.int64, device=device) if count > 1 else None
-    sizes = sizes if sizes is None else mark_result(counted(sizes), 0)
-    return Structure(offsets, sizes, extent, packed_dim, batch_dim, count)
 
 
 def repeated(s: Structure, times: int) -> Structure:
@@ -256,12 +230,6 @@ def lengths_on_host(s: Structure) -> list[int]:
 def on_host(x: Any) -> list[Any]:
     """A tensor as numbers or nested lists of them: a device sync."""
     return x.tolist()
-
-
-@once
-def packing_of(s: Structure) -> Packing:
-    """Where the examples lie, read on the host."""
-    return packing(on_host(sizes_of(s)))
 
 
 @once
