@@ -18,7 +18,6 @@ from torch import Tensor
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import IndexingError, ShapeError, UnsupportedError, describe, message
-from tdc.core.operators import only_results
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.ops.pointwise import packed_operand
 from tdc.ops.positionwise import dense_weights
@@ -59,24 +58,12 @@ def embedding_bag(
             hint = f"0 to {weight.shape[0] - 1}"
             raise IndexingError(message("embedding_bag", "padding_idx of a row of weight", f"{padding_idx}", hint=hint))
     bags = partial(
-        whole_bags, input, weight, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq,
+        reduced_bags, input, weight, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq,
         mode=mode, sparse=sparse, padding_idx=padding_idx,
     )  # fmt: skip
     if per_sample_weights is None:
         return bags(None)
     return bags(packed_operand(per_sample_weights, input, F.embedding_bag))
-
-
-def whole_bags(x: NestedTensor, weight: Tensor, weights: Tensor | None, mode: str, **options: Any) -> Tensor:
-    """The bags, by torch's own operation where nobody differentiates: it holds no embedding of each index, but has no
-    second derivative, none in a direction and no rule for `torch.vmap`, takes longer for the largest, and sums in half
-    precision where that is the weight's."""
-    if mode == "max" or weight.dtype not in (torch.float32, torch.float64) or not only_results(weight, weights):
-        return reduced_bags(x, weight, weights, mode=mode, **options)
-    offsets = x.structure.offsets.to(x.values.dtype)
-    return F.embedding_bag(
-        x.values, weight, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True, **options
-    )
 
 
 def reduced_bags(

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import never, readable, trace_as
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -25,7 +24,6 @@ from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
 from tdc.ragged.nested import NestedTensor, build_nested, build_result
 from tdc.ragged.segments import (
     columns,
-    lengths_on_host,
     local_positions,
     offsets_of,
     row_ids,
@@ -36,8 +34,6 @@ from tdc.ragged.segments import (
 from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import Ragged, axis_of, data_of, feature_axis, fitted, with_data
 from tdc.ragged.structure import Structure, extent_of
-
-LARGE = 1024  # elements of a row, in the mean, whose copy takes the time of a view of it
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
@@ -160,33 +156,14 @@ def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
 def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     """Row i of the result is row i of every operand, end to end."""
     s, count = xs[0].structure, len(xs)
-    if joins_views(xs):
-        values, offsets = joined_views(xs), torch.stack([x.offsets for x in xs]).sum(0)
-    else:
-        rows = cat_rows(xs)
-        starts = rows.offsets[:-1].view(count, -1).t().reshape(-1)
-        lengths = torch.stack([x.lengths for x in xs], 1)
-        ends, gather = take_spans(starts, lengths.reshape(-1), total=rows.values.shape[s.packed_dim])
-        values, offsets = gather_spans(rows.values, s.packed_dim, gather), ends[::count].contiguous()
+    rows = cat_rows(xs)
+    starts = rows.offsets[:-1].view(count, -1).t().reshape(-1)
+    lengths = torch.stack([x.lengths for x in xs], 1)
+    ends, gather = take_spans(starts, lengths.reshape(-1), total=rows.values.shape[s.packed_dim])
+    values, offsets = gather_spans(rows.values, s.packed_dim, gather), ends[::count].contiguous()
     joined = Structure(offsets, None, joined_extent(xs, 0), s.packed_dim, s.batch_dim, 1)
     t = tell(joined.marked(), [x.structure for x in xs], lambda known: torch.stack(known).sum(0))
     return build_nested(t, values)
-
-
-def joins_views(xs: list[NestedTensor]) -> bool:
-    """Whether rows are so large that a view of each takes less time than an index of their positions: on CPU."""
-    least = LARGE * sum([x.structure.batch_size for x in xs])
-    return readable() and all([x.values.is_cpu for x in xs]) and 0 < least <= sum([x.values.numel() for x in xs])
-
-
-trace_as(joins_views, never)
-
-
-def joined_views(xs: list[NestedTensor]) -> Tensor:
-    """The packed values of rows, end to end."""
-    e = xs[0].structure.packed_dim
-    parts = [x.values.split_with_sizes(lengths_on_host(x.structure), e) for x in xs]
-    return torch.cat([part for row in zip(*parts, strict=True) for part in row], e)
 
 
 def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect_number
-from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -51,22 +50,9 @@ def sort_ragged(op: Op) -> Op:
         positions = with_elements(x, d, order - begin)
         if op is torch.argsort:
             return positions
-        return named_result(op, with_elements(x, d, in_order(segments.values, order)), positions)
+        return named_result(op, with_elements(x, d, segments.values.gather(0, order)), positions)
 
     return run
-
-
-def in_order(values: Tensor, order: Tensor) -> Tensor:
-    """The elements of dim 0 of each position of the other dims in an order."""
-    return values.index_select(0, order) if values.ndim == 1 else values.gather(0, order)  # twice as fast, of one
-
-
-def in_order_traced(values: Tensor, order: Tensor) -> Tensor:
-    """What Dynamo traces for `in_order`."""
-    return values.gather(0, order)
-
-
-trace_as(in_order, in_order_traced)
 
 
 def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, ...]:

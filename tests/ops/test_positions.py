@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tdc
-from tdc.ops import join
 
 T = torch.tensor
 ROWS = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (2, 4, 3)]
@@ -270,10 +269,7 @@ def test_a_number_writes_one_example(name: str, kind: str):
 
 
 @pytest.mark.parametrize("ragged_dim", [1, 2])
-@pytest.mark.parametrize("least", [0, 10**6])
-def test_rows_go_on_in_each_other_by_views_or_by_an_index(ragged_dim: int, least: int, monkeypatch: pytest.MonkeyPatch):
-    """Large rows on CPU are views that are joined: the same numbers, offsets and derivatives."""
-    monkeypatch.setattr(join, "LARGE", least)
+def test_rows_go_on_in_each_other(ragged_dim: int):
     rows = [torch.randn(n, 4, dtype=torch.float64).movedim(0, ragged_dim - 1) for n in (2, 0, 3)]
     others = [torch.randn(n, 4).movedim(0, ragged_dim - 1) for n in (1, 0, 0)]
     x, y = tdc.pack(rows, ragged_dim=ragged_dim), tdc.pack(others, ragged_dim=ragged_dim)
