@@ -16,7 +16,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from tdc.core.errors import (
     message,
     refuse_wrong,
 )
+from tdc.core.extras import extra
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
@@ -95,20 +95,8 @@ def from_arrow(table: Any, *, columns: Iterable[str] | None = None, copy: bool =
 
 
 def arrow() -> Any:
-    """pyarrow, which `import tdc` does without.
-
-    Raises:
-        UnsupportedError: it is not installed.
-    """
-    try:
-        return import_module("pyarrow")
-    except ModuleNotFoundError as error:
-        raise not_installed("pyarrow", "torch-tdc[arrow]") from error
-
-
-def not_installed(name: str, requirement: str) -> UnsupportedError:
-    """The error where a package is missing."""
-    return UnsupportedError(message("data", name, "no such module", hint=f"pip install {requirement!r}"))
+    """pyarrow, which `import tdc` does without."""
+    return extra("data", "pyarrow", "torch-tdc[arrow]")
 
 
 def as_table(table: Any) -> Any:

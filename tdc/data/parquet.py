@@ -14,7 +14,8 @@ from typing import Any
 
 from tdc.core.arguments import expect, keys_of
 from tdc.core.errors import FormatError, KeyPathError, UnsupportedError, first_line, message
-from tdc.data.arrow import arrow, from_arrow, not_installed, to_arrow
+from tdc.core.extras import extra
+from tdc.data.arrow import arrow, from_arrow, to_arrow
 from tdc.io.publish import path_text
 from tdc.io.save import PathLike
 from tdc.tensordict.tensordict import TensorDict
@@ -121,10 +122,7 @@ def to_dataset(td: TensorDict) -> Any:
     Compile:
         Eager only; needs datasets.
     """
-    try:
-        datasets: Any = import_module("datasets")
-    except ModuleNotFoundError as error:
-        raise not_installed("datasets", "datasets") from error
+    datasets: Any = extra(DATASET, "datasets", "datasets")
 
     expect(DATASET, td, TensorDict)
     return datasets.Dataset(datasets.table.InMemoryTable(to_arrow(td)))

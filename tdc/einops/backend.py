@@ -7,13 +7,12 @@ of a ragged batch is einops' own backend for torch.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from tdc.core.container import Container
-from tdc.core.errors import UnsupportedError, message
+from tdc.core.extras import extra
 from tdc.einops.axes import axes_of, reshaped
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -64,11 +63,7 @@ def register() -> None:
     Source:
         The functions of einops, https://einops.rocks.
     """
-    try:
-        backends: Any = import_module("einops._backends")
-    except ModuleNotFoundError as error:
-        got, hint = f"no module {error.name!r}", "pip install 'torch-tdc[einops]'"
-        raise UnsupportedError(message("einops.register", "einops 0.8 or newer", got, hint=hint)) from error
+    backends: Any = extra("einops.register", "einops._backends", "torch-tdc[einops]")
     if NAME in [backend.framework_name for backend in backends.TorchBackend.__subclasses__()]:
         return
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, UnsupportedError, message
+from tdc.core.extras import extra
 from tdc.hf.packed import CROSS, OP, Asked, Packed
 from tdc.ops.attention.masks import causal_mask
 from tdc.ops.attention.padded import shared_heads
@@ -39,16 +40,8 @@ def register() -> None:
 
 
 def library() -> Any:
-    """transformers, which `import tdc` does without.
-
-    Raises:
-        UnsupportedError: it is not installed.
-    """
-    try:
-        return import_module("transformers")
-    except ModuleNotFoundError as error:
-        got, hint = f"no module {error.name!r}", "pip install 'torch-tdc[hf]'"
-        raise UnsupportedError(message("hf", "transformers 5 or newer", got, hint=hint)) from error
+    """transformers, which `import tdc` does without."""
+    return extra("hf", "transformers", "torch-tdc[hf]")
 
 
 def require_set(model: Any) -> None:
