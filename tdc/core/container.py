@@ -32,7 +32,6 @@ from tdc.core.errors import (
     message,
 )
 from tdc.core.frozen import Frozen, immutable
-from tdc.core.kinds import refuse_kinds
 from tdc.core.rules import (
     CALLERS,
     CLASS_NAMES,
@@ -53,7 +52,7 @@ from tdc.core.rules import (
     name_of,
 )
 from tdc.core.signatures import run_named
-from tdc.core.sizes import CHECKS, checked, refuse_sizes
+from tdc.core.sizes import CHECKS, checked, refuse_call
 from tdc.core.slow_paths import BLOCKS, watched
 from tdc.core.typing import Op
 
@@ -78,8 +77,7 @@ class Container(Frozen):
         except TdcError:
             raise
         except Exception as error:
-            refuse_kinds(func, args, kwargs or {})
-            refuse_sizes(func, args, kwargs or {})
+            refuse_call(func, func, args, kwargs or {})
             if isinstance(error, AttributeError):
                 refuse_dense(func, args)
             raise
@@ -228,8 +226,7 @@ def as_method(op: Op, name: str) -> Op:
         except TdcError:
             raise
         except Exception:
-            refuse_kinds(spelled, (self, *args), kwargs)
-            refuse_sizes(op, (self, *args), kwargs)
+            refuse_call(op, spelled, (self, *args), kwargs)
             raise
 
     spelled: Op = getattr(torch.Tensor, name, op)
@@ -254,9 +251,7 @@ def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
         except TdcError:
             raise
         except Exception:
-            given = (other, self) if reflected else (self, other)
-            refuse_kinds(op, given, {})
-            refuse_sizes(op, given, {})
+            refuse_call(op, op, (other, self) if reflected else (self, other), {})
             raise
 
     method.__name__ = method.__qualname__ = name

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tdc.core.kinds import refuse_kinds
 from tdc.core.rules import ROWS
 from tdc.core.typing import Op
 
@@ -32,12 +33,16 @@ def checks(*ops: Op) -> Callable[[Check], Check]:
     return mark
 
 
-def refuse_sizes(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Ask the check of an operation, if it has one.
+def refuse_call(op: Op, spelled: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Name what is wrong with a call that torch refused: arguments of another kind, then sizes that do not fit.
+
+    Args:
+        spelled: the function or Tensor method that the user called, whose parameters the arguments are.
 
     Raises:
-        TdcError: sizes that do not fit.
+        TdcError: something is.
     """
+    refuse_kinds(spelled, args, kwargs)
     check = CHECKS.get(op)
     if check is not None:
         check(op, *args, **kwargs)

@@ -87,7 +87,7 @@ def test_a_graph_names_them(name: str):
 def test_a_call_that_works_asks_nothing(monkeypatch: pytest.MonkeyPatch):
     layer: Any = nn.Linear(4, 2)
     with monkeypatch.context() as patch:
-        patch.setattr("tdc.core.container.refuse_sizes", None)
+        patch.setattr("tdc.core.container.refuse_call", None)
         assert layer(FEATURES).shape == (3, -1, 2)
     f = counted(layer, backend="eager")
     for n in (2, 3):
