@@ -142,6 +142,9 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
     carry = arguments("while_loop", "carried_inputs", carried_inputs, cond_fn, body_fn)
     tensors, form = split("while_loop", "the carry", carry, numbers=False)
     if not traced():
+        if not checked("while_loop", cond_fn(*carry)):
+            return form.join([x.clone() for x in tensors])  # no result is an input: who writes to one changes no other
+        carry = after_body(carry, body_fn(*carry))
         while checked("while_loop", cond_fn(*carry)):
             carry = after_body(carry, body_fn(*carry))
         return carry
@@ -165,7 +168,7 @@ def repeat_in_graph(
     positions = moving(tensors, after)
     first = condition(tensors)
     if not positions or first is False:
-        return list(tensors)
+        return [x.clone() for x in tensors]
     if first is True:
         got = "True, whatever the carry is: the loop would not end"
         raise StructureError(message("while_loop", "a predicate that reads the carry", got, hint="n < 10 of a counter"))
