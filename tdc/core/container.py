@@ -82,6 +82,16 @@ class Container(Frozen):
                 refuse_dense(func, args)
             raise
 
+    @property
+    def _is_param(self) -> bool:
+        """False; `nn.Parameter(x)` assigns it."""
+        return False
+
+    @_is_param.setter
+    def _is_param(self, value: Any) -> NoReturn:
+        hint = f"x.with_{'data' if self._kind == 'masked' else 'values'}(nn.Parameter(...)) of its tensor"
+        raise DtypeError(message("Parameter", "a tensor", describe(self), hint=hint))
+
     if TYPE_CHECKING:  # what every container has of its own; operations are in the stubs beside the containers
 
         @property

@@ -36,7 +36,7 @@ class Frozen:
             trace_as(vars(cls)[name].fget, traced)
         untyped.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
         for name, value in list(vars(cls).items()):
-            if isinstance(value, property):
+            if isinstance(value, property) and value.fset is None:
                 setattr(cls, name, read_only(name, value))
 
     def __setitem__(self, index: Any, value: Any) -> None:

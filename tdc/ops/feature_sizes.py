@@ -42,6 +42,14 @@ def linear(op: Op, input: Any, weight: Any, bias: Any = None) -> None:
         raise misfit(op, "features", weight.shape[1], input, -1, hint) from None
 
 
+@checks(F.cosine_similarity, F.pairwise_distance)
+def pairs(op: Op, x1: Any, x2: Any, *args: Any, **kwargs: Any) -> None:
+    for x, y in ((x1, x2), (x2, x1)):
+        size = data_of(y).shape[-1] if is_ragged(y) else y.shape[-1] if isinstance(y, Tensor) and y.ndim else 1
+        if known(size != 1) and lacks(x, size) and known(data_of(x).shape[-1] != 1):
+            raise misfit(op, "features", size, x, -1, "features of one size in both") from None
+
+
 @checks(F.bilinear)
 def bilinear(op: Op, input1: Any, input2: Any, weight: Any, bias: Any = None) -> None:
     for x, wanted in zip((input1, input2), weight.shape[1:], strict=False):

@@ -81,7 +81,7 @@ def optimizer(
         n = (step + 1).to(torch.float32)
         return {"": torch.ones_like(n) * rate_of(step, n)}
 
-    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+    def update(grads: TensorDict, state: TensorDict, params: Any = None) -> tuple[TensorDict, TensorDict]:
         def found(n: Tensor) -> tuple[Scalar, ...]:
             rate = rate_of(state["step"], n)
             check_rate(op, rate, params)

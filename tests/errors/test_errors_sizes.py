@@ -65,6 +65,11 @@ DATA: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         r"cross_entropy: expected targets in \[0, 3\], got 2 outside in",
     ),
 }  # fmt: skip
+CALLS["angles"] = (
+    lambda x: F.cosine_similarity(x, x[..., :3], -1),
+    FEATURES,
+    "cosine_similarity: expected 3 features, got 4",
+)
 
 
 @pytest.mark.parametrize("kind", ["nested", "masked"])

@@ -281,6 +281,13 @@ def test_a_device_that_is_not_there(x: Any):
     refused(lambda: x.to(device=torch.device("cuda")), tdc.UnsupportedError, "x.to('cuda' if")
 
 
+def test_what_is_no_parameter_and_no_update():
+    x = tdc.pack([torch.ones(2, 4)])
+    refused(lambda: nn.Parameter(x), tdc.DtypeError, "x.with_values(nn.Parameter")
+    refused(lambda: nn.Parameter(x.to_padded()), tdc.DtypeError, "x.with_data(nn.Parameter")
+    refused(lambda: tdc.optim.sgd(0.1).update(TD, TD), tdc.DtypeError, "expected a TensorDict, got NoneType")
+
+
 def test_what_no_batch_is_equal_to():
     for x in (*BATCHES.values(), TD):
         assert (x == None) is False  # noqa: E711
