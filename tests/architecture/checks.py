@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may im
 }
 ROOT_FILES = ("__main__", "doctor", "migration")  # beside the facade; they may import any room
 OUTSIDE_ALLOWED = ("compile", *EDGES, "data", "demo", *ROOT_FILES)  # here a function may import an optional package
+EXTRAS = "tdc.core.extras"  # which imports the optional package that it is told
 USERS = ("demo", *ROOT_FILES)  # and these may use the facade, as users do
 REQUIRED = {"torch", "optree", FACADE}
 STANDARD = {*sys.stdlib_module_names, "annotationlib"}  # of any Python that tdc runs on: 3.14 has that
@@ -109,9 +110,12 @@ def check_sizes(tree: Tree) -> list[str]:
 
 
 def check_hidden_imports(tree: Tree) -> list[str]:
-    """Imports stand at the top, but for optional packages, which stand in functions of `compile` and the edges."""
+    """Imports stand at the top, but for optional packages, which stand in functions of `compile` and the edges, or
+    are asked for by `core.extras`."""
     problems = []
     for name, module in tree.modules.items():
+        if name == EXTRAS:
+            continue
         for found in tree.imports[name]:
             top = found.module.partition(".")[0]
             optional = top not in REQUIRED and top not in STANDARD and top.isidentifier()
