@@ -36,7 +36,7 @@ MOVES: dict[str, Callable[[Any], Any]] = {
     "differences": lambda x: x.diff(dim=2),
     "second differences": lambda x: x.diff(2, dim=3),
     "softmax of columns": lambda x: x.softmax(2),
-    "log-softmax of lines": lambda x: x.float().log_softmax(3, dtype=torch.float64),
+    "log-softmax of lines": lambda x: x.log_softmax(3, dtype=torch.float64),
     "lines of norm 1": lambda x: torch.nn.functional.normalize(x, dim=3),
 }
 REDUCTIONS: dict[str, Callable[[Any], Any]] = {  # of images that have elements
