@@ -23,7 +23,7 @@ from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.core.arguments import expect_function
-from tdc.core.dynamo import with_own_graphs
+from tdc.core.dynamo import find_in_tuples, with_own_graphs
 from tdc.core.slow_paths import users_line
 
 
@@ -80,6 +80,7 @@ class counted:
         self._kernels = self._breaks = 0
         self._seconds = 0.0
         self._compiled = torch.compile(with_own_graphs(fn), backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
+        find_in_tuples()
 
     def __repr__(self) -> str:
         own = self.counts

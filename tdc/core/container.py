@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import torch
 
 from tdc.core.arguments import normal_dim
-from tdc.core.dynamo import constant, trace_as
+from tdc.core.dynamo import constant, find_in_tuples, trace_as
 from tdc.core.errors import (
     DtypeError,
     MethodError,
@@ -171,6 +171,7 @@ def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
     A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
     none on the table, so that neither its cost nor the time to trace it grows with the number of rows.
     """
+    find_in_tuples()
     row = row_of(op, cls, types)
     if op not in CHECKS:
         return row

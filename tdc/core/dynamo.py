@@ -403,6 +403,21 @@ def with_own_graphs(fn: Any) -> Any:
     return own
 
 
+@optional("batches found in tuples", lost="torch.cat of a tuple in graphs; a list works", instead=nothing)
+def find_in_tuples() -> None:
+    """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15)."""
+    module = find("torch._dynamo.variables.torch_function")
+    flatten = find("torch._dynamo.variables.torch_function:_flatten_vts", takes=("vts",))
+    tuples = find("torch._dynamo.variables.lists:TupleVariable")
+
+    def flattened(vts: Any) -> list[Any]:
+        found = flatten(vts)
+        return [x for vt in found for x in (flattened(vt.items) if isinstance(vt, tuples) else [vt])]
+
+    if flatten.__module__ != __name__:
+        module._flatten_vts = flattened
+
+
 # -- storage
 
 

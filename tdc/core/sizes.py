@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tdc.core.errors import TdcError
 from tdc.core.kinds import refuse_kinds
 from tdc.core.rules import ROWS
 from tdc.core.typing import Op
@@ -45,7 +46,10 @@ def refuse_call(op: Op, spelled: Op, args: tuple[Any, ...], kwargs: dict[str, An
     refuse_kinds(spelled, args, kwargs)
     check = CHECKS.get(op)
     if check is not None:
-        check(op, *args, **kwargs)
+        try:
+            check(op, *args, **kwargs)
+        except TdcError as error:
+            raise error from None  # of torch's; a check is traced, too, where Dynamo (2.11) knows no `from`
 
 
 def checked(op: Op, row: str) -> Op:

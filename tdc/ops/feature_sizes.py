@@ -39,7 +39,7 @@ def lacks(x: Any, wanted: Any) -> bool:
 def linear(op: Op, input: Any, weight: Any, bias: Any = None) -> None:
     if isinstance(weight, Tensor) and weight.ndim == 2 and lacks(input, weight.shape[1]):
         hint = f"nn.Linear({input.shape[-1]}, {weight.shape[0]}), or features of size {weight.shape[1]}"
-        raise misfit(op, "features", weight.shape[1], input, -1, hint) from None
+        raise misfit(op, "features", weight.shape[1], input, -1, hint)
 
 
 @checks(F.cosine_similarity, F.pairwise_distance)
@@ -47,7 +47,7 @@ def pairs(op: Op, x1: Any, x2: Any, *args: Any, **kwargs: Any) -> None:
     for x, y in ((x1, x2), (x2, x1)):
         size = data_of(y).shape[-1] if is_ragged(y) else y.shape[-1] if isinstance(y, Tensor) and y.ndim else 1
         if known(size != 1) and lacks(x, size) and known(data_of(x).shape[-1] != 1):
-            raise misfit(op, "features", size, x, -1, "features of one size in both") from None
+            raise misfit(op, "features", size, x, -1, "features of one size in both")
 
 
 @checks(F.bilinear)
@@ -55,7 +55,7 @@ def bilinear(op: Op, input1: Any, input2: Any, weight: Any, bias: Any = None) ->
     for x, wanted in zip((input1, input2), weight.shape[1:], strict=False):
         if lacks(x, wanted):
             hint = f"nn.Bilinear({input1.shape[-1]}, {input2.shape[-1]}, {weight.shape[0]})"
-            raise misfit(op, "features", wanted, x, -1, hint) from None
+            raise misfit(op, "features", wanted, x, -1, hint)
 
 
 @checks(*CONVOLUTIONS, *TRANSPOSED)
@@ -67,7 +67,7 @@ def convolution(op: Op, input: Any, weight: Any, bias: Any = None, *args: Any, *
     wanted = weight.shape[0] if op in TRANSPOSED else weight.shape[1] * groups
     if known(input.shape[1] != wanted):
         hint = f"in_channels={input.shape[1]} of the layer; channels are dim 1"
-        raise misfit(op, "channels", wanted, input, 1, hint) from None
+        raise misfit(op, "channels", wanted, input, 1, hint)
 
 
 @checks(F.layer_norm, F.rms_norm, torch.rms_norm)
@@ -80,11 +80,11 @@ def normalized(
     misfits = [n for n, m in zip(own, wanted, strict=False) if known(n != m)]
     if misfits and ends_static(input, len(wanted)):
         got, hint = f"{show_sizes(own)} in {describe(input)}", f"normalized_shape={show_sizes(own)} of the layer"
-        raise ShapeError(message(op, f"{show_sizes(wanted)} at the end", got, hint=hint)) from None
+        raise ShapeError(message(op, f"{show_sizes(wanted)} at the end", got, hint=hint))
     for name, w in (("weight", weight), ("bias", bias)):
         if isinstance(w, Tensor) and list(w.shape) != wanted:
             expected, hint = f"a {name} of {show_sizes(wanted)}", f"{name}.view({show_sizes(wanted)})"
-            raise ShapeError(message(op, expected, describe(w), hint=hint)) from None
+            raise ShapeError(message(op, expected, describe(w), hint=hint))
 
 
 @checks(F.multi_head_attention_forward)
@@ -93,14 +93,14 @@ def attention(op: Op, query: Any, key: Any, value: Any, embed_dim_to_check: int,
     for x, w in zip((query, key, value), weights, strict=True):
         wanted = embed_dim_to_check if w is None else w.shape[1]
         if x.ndim == 3 and lacks(x, wanted):
-            raise misfit(op, "features", wanted, x, -1, OF_ATTENTION) from None
+            raise misfit(op, "features", wanted, x, -1, OF_ATTENTION)
 
 
 @checks(F.scaled_dot_product_attention)
 def dot_products(op: Op, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> None:
     if is_ragged(query) and ends_static(query, 1) and lacks(key, query.shape[-1]):
         hint = "query and key of one size per head; values may have another"
-        raise misfit(op, "features", query.shape[-1], key, -1, hint) from None
+        raise misfit(op, "features", query.shape[-1], key, -1, hint)
 
 
 @checks(F.embedding, F.embedding_bag)
@@ -108,7 +108,7 @@ def embedding(op: Op, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Non
     if not is_ragged(input) or not isinstance(weight, Tensor) or weight.ndim != 2:
         return
     if input.dtype not in (torch.int64, torch.int32):
-        raise DtypeError(message(op, "int64 or int32 indices", describe(input), hint="x.long()")) from None
+        raise DtypeError(message(op, "int64 or int32 indices", describe(input), hint="x.long()"))
     hint = "num_embeddings of the layer is one more than the largest index"
     refuse_outside(op, input, weight.shape[0], "indices", hint)
 
@@ -129,7 +129,7 @@ def classes(op: Op, input: Any, target: Any, weight: Any = None, *args: Any, **k
     count = input.shape[dim]
     if isinstance(weight, Tensor) and known(weight.shape[0] != count):
         hint = "one weight for each class; classes are dim 1, or the dim behind a ragged dim 1"
-        raise ShapeError(message(op, f"{count} weights", describe(weight), hint=hint)) from None
+        raise ShapeError(message(op, f"{count} weights", describe(weight), hint=hint))
     ignored = kwargs.get("ignore_index", args[1] if len(args) > 1 else -100)
     hint = "a logit for each class; ignore_index= marks what to leave out"
     refuse_outside(op, target, count, "targets", hint, ignored)
@@ -144,4 +144,4 @@ def refuse_outside(op: Op, x: Any, count: int, what: str, hint: str, ignored: in
     wrong = wrong if ignored is None else wrong & (numbers != ignored)
     if wrong.any():
         got = f"{int(wrong.sum())} outside in {describe(x)}"
-        raise IndexingError(message(op, f"{what} in [0, {count - 1}]", got, hint=hint)) from None
+        raise IndexingError(message(op, f"{what} in [0, {count - 1}]", got, hint=hint))

@@ -179,3 +179,13 @@ def test_backend_takes_a_diagonal_of_any_matrix():
 @torch.library.custom_op("tdc_tests::bump_", mutates_args={"x"})
 def bump_(x: torch.Tensor) -> None:
     x.mul_(0.5)
+
+
+@pytest.mark.parametrize("join", [torch.cat, torch.stack, torch.concat])
+def test_batches_in_a_tuple(join: Any):
+    """Dynamo (2.11-2.15) looks for `__torch_function__` in lists alone."""
+    f = counted(lambda x: join((x, x * 2), -1), backend="eager")
+    for rows in ((2, 3), (4, 1, 5)):
+        x = tdc.pack([torch.randn(n, 4) for n in rows])
+        torch.testing.assert_close(f(x).values, join((x, x * 2), -1).values)
+    assert f.counts.compiles == 1
