@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import versions
 from progress import Progress
 from torch._dynamo import exc, guards
 
@@ -70,3 +71,5 @@ def _start_over() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+    if versions.OLD:
+        versions.clean_up()
