@@ -21,10 +21,10 @@ def turned(x: Any) -> Any:
     return x.permute(dims).contiguous().permute(dims)
 
 
-def differences(rule: Rule) -> list[str]:
-    """What all samples of a row get wrong."""
+def differences(rule: Rule, which: slice) -> list[str]:
+    """What samples of a row get wrong."""
     wrong: list[str] = []
-    for sample in samples(rule):
+    for sample in samples(rule)[which]:
         if "eager" in sample.modes:
             grad = "grad" in sample.modes and "grad" in rule.modes
             case = case_of(rule, sample, sample.batches[0], 0, grad)
@@ -32,9 +32,12 @@ def differences(rule: Rule) -> list[str]:
     return [f"{rule}: {line}" for line in wrong]
 
 
-@pytest.mark.cases(1, 1)
-@pytest.mark.parametrize("kind", ["nested", *[pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "nested"]])
-def test_other_order_in_memory(kind: str):
+@pytest.mark.parametrize(
+    ("kind", "which"),
+    [("nested", slice(1)), *[pytest.param(kind, slice(None), marks=pytest.mark.slow) for kind in KINDS]],
+    ids=str,
+)
+def test_other_order_in_memory(kind: str, which: slice):
     rules = [r for r in RULES if r.kind == kind and "eager" in r.modes and r.name not in STRIDED]
     assert rules
-    assert not [line for rule in rules for line in differences(rule)]
+    assert not [line for rule in rules for line in differences(rule, which)]

@@ -150,7 +150,7 @@ def test_a_graph_refuses_it_too(name: str):
 def test_a_sound_call_has_the_kinds_that_torch_declares(kind: str):
     refused = []
     for rule in [rule for rule in RULES if rule.kind == kind and not rule.reason and rule.op not in KNOWN]:
-        for sample in samples(rule):
+        for sample in samples(rule)[:2]:
             args, kwargs = build(sample.draw(Draw(kind, (3, 2))), kind, lambda t: t)
             try:
                 refuse_kinds(rule.op, args, kwargs)
