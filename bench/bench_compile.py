@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench._timing import Report, Spread, arguments, interleaved, own, ratio, traced
+from examples.demo.data import load_docstrings, split
+from examples.demo.model import Classifier, ragged_batch
+from examples.demo.train import loader
 from tdc import TensorDict, functional_call
 from tdc.compile import backend, dynamic, peak_bytes, train_step
-from tdc.demo.data import load_docstrings, split
-from tdc.demo.model import Classifier, ragged_batch
-from tdc.demo.train import loader
 from tdc.optim import adamw
 
 LR = 1e-3

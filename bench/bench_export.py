@@ -23,7 +23,7 @@ from torch import nn
 
 import tdc
 from bench._timing import Report, arguments, interleaved, ratio
-from tdc.demo.model import Classifier, ragged_batch
+from examples.demo.model import Classifier, ragged_batch
 
 LIMIT = 1.3
 

@@ -9,8 +9,8 @@ width and batch size and gives up at the eighth; `python -m tdc demo` compares t
 from __future__ import annotations
 
 from bench._timing import Report, Spread, arguments
-from tdc.demo.data import Corpus, load_docstrings, split
-from tdc.demo.pipeline import fit
+from examples.demo.data import Corpus, load_docstrings, split
+from examples.demo.pipeline import fit
 
 BATCHES = 20
 

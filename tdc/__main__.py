@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from .demo import run
 from .doctor import doctor
 from .io.show import show
 
@@ -45,11 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "doctor":
         return doctor(verbose=options.verbose)
     if options.command == "demo":
-        return run(steps=options.steps, seed=options.seed, device=options.device, out=options.out)
+        return demo(steps=options.steps, seed=options.seed, device=options.device, out=options.out)
     if options.command == "show":
         return show(options.path, verify=options.verify)
     parser.print_help(sys.stderr)
     return 2
+
+
+def demo(**options: Any) -> int:
+    """Run `examples/demo` of the checkout; where tdc is installed without it, print where it is and return 1."""
+    root = Path(__file__).parents[1]
+    if not (root / "examples" / "demo").is_dir():
+        print("The demo is not in the package: `make demo` in a checkout of the repository", file=sys.stderr)
+        return 1
+    sys.path.insert(0, str(root))
+    status: int = import_module("examples.demo").run(**options)
+    return status
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -67,15 +80,17 @@ def make_parser() -> argparse.ArgumentParser:
         description="Say what this machine has and lacks, and run three small programs. Exits with 1 if one fails.",
     )
     checked.add_argument("--verbose", action="store_true", help="add each probe of torch's internals, and tracebacks")
-    demo = commands.add_parser(
+    trained = commands.add_parser(
         "demo",
         help="train a small model end to end and write a report",
         description="Train a small model on variable-length data as one compiled graph, and write a report.",
     )
-    demo.add_argument("--steps", type=positive, metavar="N", help="training steps (default: what the demo needs)")
-    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and weights (default: 0)")
-    demo.add_argument("--device", default="cpu", help="torch device to train on, such as cuda (default: cpu)")
-    demo.add_argument("--out", default="demo_report", metavar="DIR", help="folder of the report (default: demo_report)")
+    trained.add_argument("--steps", type=positive, metavar="N", help="training steps (default: what the demo needs)")
+    trained.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and weights (default: 0)")
+    trained.add_argument("--device", default="cpu", help="torch device to train on, such as cuda (default: cpu)")
+    trained.add_argument(
+        "--out", default="demo_report", metavar="DIR", help="folder of the report (default: demo_report)"
+    )
     shown = commands.add_parser(
         "show",
         help="print what is in a store or a safetensors file",

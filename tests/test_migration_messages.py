@@ -186,7 +186,7 @@ def test_an_import_says_it_too():
         exec("from tdc.compile import cond")
     with pytest.raises(ImportError, match="cannot import name 'stakc'"):
         exec("from tdc import stakc")
-    exec("from tdc import doctor, nn; import tdc.demo.theme")
+    exec("from tdc import doctor, nn; import tdc.io.show")
 
 
 def test_a_graph_keeps_the_text():

@@ -21,7 +21,6 @@ from tdc.optim import sgd
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 FLOORS = (
-    ("demo",),
     ("data",),
     ("optim", "io", "dist", "viz", "testing", "hf", "einops"),
     ("autobatch",),

@@ -34,12 +34,11 @@ ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may im
     "autobatch": (*BELOW_COMPILE, "compile"),
     **dict.fromkeys(EDGES, (*BELOW_COMPILE, "compile", "autobatch")),
     "data": (*BELOW_COMPILE, "compile", "autobatch", "io"),  # it opens stores
-    "demo": (*BELOW_COMPILE, "compile", "autobatch", *EDGES, "data"),
 }
 ROOT_FILES = ("__main__", "doctor", "migration")  # beside the facade; they may import any room
-OUTSIDE_ALLOWED = ("compile", *EDGES, "data", "demo", *ROOT_FILES)  # here a function may import an optional package
+OUTSIDE_ALLOWED = ("compile", *EDGES, "data", *ROOT_FILES)  # here a function may import an optional package
 EXTRAS = "tdc.core.extras"  # which imports the optional package that it is told
-USERS = ("demo", *ROOT_FILES)  # and these may use the facade, as users do
+USERS = ROOT_FILES  # and these may use the facade, as users do
 REQUIRED = {"torch", "optree", FACADE}
 STANDARD = {*sys.stdlib_module_names, "annotationlib"}  # of any Python that tdc runs on: 3.14 has that
 MAX_LINES = 500

@@ -32,8 +32,7 @@ SOUND = {
     "tdc/compile/__init__.py": HEAD + "import torch\nforked = torch.compiler.is_compiling\n",
     "tdc/viz/plots.py": HEAD
     + "import tdc.ops as ops\n\ndef plot():\n    import matplotlib.pyplot as plt\n    return plt\n",
-    "tdc/demo/__init__.py": HEAD + "import tdc\nfrom ..viz.plots import plot\n",
-    "tdc/doctor.py": HEAD + "import tdc\nfrom tdc.demo import x\n",
+    "tdc/doctor.py": HEAD + "import tdc\nfrom tdc.viz.plots import plot\n",
     "tests/test_x.py": "import tdc\n",
     "README.md": "See https://example.org/home/ann and net/work/x.\n",
 }

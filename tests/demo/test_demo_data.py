@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 import torch
 
-from tdc.demo import data
-from tdc.demo.data import (
+from examples.demo import data
+from examples.demo.data import (
     Corpus,
     batches,
     length_histogram,

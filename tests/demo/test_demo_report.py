@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from examples.demo.records import DemoFacts, ExportRecord, Pair, StepRecord, spread
+from examples.demo.report import write_report
+from examples.demo.theme import DARK, LIGHT
 from tdc.compile import Counts
-from tdc.demo.records import DemoFacts, ExportRecord, Pair, StepRecord, spread
-from tdc.demo.report import write_report
-from tdc.demo.theme import DARK, LIGHT
 
 PICTURES = {"loss.png", "throughput.png", "lengths.png"}
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+import examples.demo
 import tdc
 
-MODULES = [m.name for m in pkgutil.walk_packages(tdc.__path__, "tdc.") if not m.name.endswith("__main__")]
-SLOW = {"tdc.doctor", "tdc.demo.data"}  # one compiles with Inductor, one reads every docstring of the library
+PACKAGES = {"tdc.": tdc.__path__, "examples.demo.": examples.demo.__path__}
+MODULES = [m.name for prefix, path in PACKAGES.items() for m in pkgutil.walk_packages(path, prefix)]
+MODULES.remove("tdc.__main__")
+SLOW = {"tdc.doctor", "examples.demo.data"}  # one compiles with Inductor, one reads every docstring of the library
 
 
 OPTIONAL = {  # examples that need another package

@@ -13,11 +13,11 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
+from examples.demo import plots
+from examples.demo.data import length_histogram
+from examples.demo.records import DemoFacts, ExportRecord, spread
+from examples.demo.theme import DARK, LIGHT
 from tdc.compile.report.view import table_html
-from tdc.demo import plots
-from tdc.demo.data import length_histogram
-from tdc.demo.records import DemoFacts, ExportRecord, spread
-from tdc.demo.theme import DARK, LIGHT
 from tdc.tensordict.nbytes import bytes_text
 
 _DASH, _TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tdc.demo.data import length_histogram
-from tdc.demo.records import DemoFacts, spread
-from tdc.demo.theme import DARK, LIGHT, Theme
+from examples.demo.data import length_histogram
+from examples.demo.records import DemoFacts, spread
+from examples.demo.theme import DARK, LIGHT, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

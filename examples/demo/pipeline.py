@@ -16,14 +16,22 @@ from pathlib import Path
 
 import torch
 
+from examples.demo.console import progress, section, table
+from examples.demo.data import (
+    Corpus,
+    batches,
+    length_histogram,
+    load_docstrings,
+    majority_accuracy,
+    padded_occupancy,
+    split,
+)
+from examples.demo.model import Build, Classifier, PaddedClassifier, padded_batch, ragged_batch
+from examples.demo.package import compare
+from examples.demo.records import DemoFacts, Pair
+from examples.demo.report import write_report
+from examples.demo.train import BATCH, Run, loader, loss, schedule, train
 from tdc.compile.train_step import train_step
-from tdc.demo.console import progress, section, table
-from tdc.demo.data import Corpus, batches, length_histogram, load_docstrings, majority_accuracy, padded_occupancy, split
-from tdc.demo.model import Build, Classifier, PaddedClassifier, padded_batch, ragged_batch
-from tdc.demo.package import compare
-from tdc.demo.records import DemoFacts, Pair
-from tdc.demo.report import write_report
-from tdc.demo.train import BATCH, Run, loader, loss, schedule, train
 from tdc.interop.pytrees import to_state_dict
 from tdc.optim import adamw
 

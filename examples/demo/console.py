@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tdc.demo.records import StepRecord
+from examples.demo.records import StepRecord
 
 EVERY = 50
 

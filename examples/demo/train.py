@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from examples.demo.data import Corpus, batches, tokens
+from examples.demo.model import Build
+from examples.demo.records import StepRecord
 from tdc.compile.counts import Counts, peak_bytes
 from tdc.compile.dynamic import dynamic
 from tdc.compile.train_step import TrainStep
-from tdc.demo.data import Corpus, batches, tokens
-from tdc.demo.model import Build
-from tdc.demo.records import StepRecord
 from tdc.tensordict.tensordict import TensorDict
 
 BATCH = 32

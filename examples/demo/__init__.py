@@ -1,3 +1,3 @@
 """The demo: a byte-level classifier of docstrings, ragged against padded, compiled whole and exported."""
 
-from tdc.demo.pipeline import run as run
+from examples.demo.pipeline import run as run

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from examples.demo.data import Corpus
+from examples.demo.model import Classifier, ragged_batch
+from examples.demo.records import ExportRecord
+from examples.demo.train import loader, predict
 from tdc.compile.export import Exported, load
 from tdc.compile.export import export as export_model
-from tdc.demo.data import Corpus
-from tdc.demo.model import Classifier, ragged_batch
-from tdc.demo.records import ExportRecord
-from tdc.demo.train import loader, predict
 
 TOLERANCE = 1e-4
 

@@ -84,7 +84,7 @@ def load_docstrings(max_bytes: int = 512, min_per_class: int = 50, *, root: Path
     classes = tuple(sorted(name for name, count in counts.items() if count >= min_per_class))
     if not classes:
         raise FileNotFoundError(
-            f"tdc.demo.load_docstrings: expected a class with {min_per_class} docstrings or more, "
+            f"examples.demo.load_docstrings: expected a class with {min_per_class} docstrings or more, "
             f"got none among {len(counts)}\n"
             f"at {root}\n"
             "hint: run a Python that was installed with the sources of its standard library"
