@@ -209,18 +209,6 @@ def knows_storage() -> bool:
     return apart and dynamo.version(x) == before[0] + 1 and dynamo.stamp(x) != before[1]
 
 
-def packs_lstm_weights() -> bool:
-    """An LSTM of oneDNN takes weights laid out for it, and gives the same with them, where torch has oneDNN."""
-    if torch_functions.pack_lstm_weights is None or not torch.backends.mkldnn.is_available():
-        return True
-    with torch.no_grad():
-        w, u, b, x, h = torch.ones(8, 3), torch.ones(8, 2), torch.ones(8), torch.ones(4, 1, 3), torch.zeros(1, 2)
-        packed = torch_functions.pack_lstm_weights(w, u, 2, False, True, False, [4, 1, 3])
-        run = partial(untyped.ops.aten.mkldnn_rnn_layer, x)
-        how: Any = b, b, h, h, False, [], 2, 2, 1, True, False, False, False
-        return all([torch.allclose(a, t) for a, t in zip(run(w, u, *how)[:3], run(*packed, *how)[:3], strict=True)])
-
-
 def traces_quantile() -> bool:
     """A graph can hold `torch.quantile` (from torch 2.12): before, it compares tensors on the host."""
     seen = recorded_operations(lambda: torch.quantile(torch.zeros(1), 0.5))
@@ -240,7 +228,6 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("lines of a traced program", knows_lines),
     ("checkpoints of containers", checkpoints),
     ("memory and its changes", knows_storage),
-    ("weights of oneDNN", packs_lstm_weights),
 )
 FEATURES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("quantile in graphs", traces_quantile),

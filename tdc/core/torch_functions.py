@@ -146,7 +146,6 @@ fused_cpu_forward, fused_cpu_backward = [
 adaptive_avg_backwards: dict[int, Op] = {
     n: kernel(f"_adaptive_avg_pool{n}d_backward", "gradients of adaptive means") for n in (2, 3)
 }
-pack_lstm_weights: Any = getattr(internals.ops.mkldnn, "_reorder_mkldnn_rnn_layer_weight", None)  # as oneDNN wants them
 
 
 def list_kernel(name: str) -> Op:

@@ -26,7 +26,7 @@ from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.recurrent.by_cells import run_cells
 from tdc.ops.recurrent.derivatives import Options, Recur, learns, recur
-from tdc.ops.recurrent.operator import ANYTHING, KERNELS, NOTHING, ROOM, fits, run_rows
+from tdc.ops.recurrent.operator import KERNELS, fits, run_rows
 from tdc.ops.recurrent.order import Order, order_of, order_on
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of
@@ -57,13 +57,12 @@ def run_layers(
         if order is not None and not by_layers:
             return tuple(run_rows(values, order, states, list(weights), *how))
         if not learns(tensors):
-            options = Options(len(states), len(tensors), NOTHING, how, order)
+            options = Options(len(states), len(tensors), False, how, order)
             outs: tuple[Tensor, ...] = Recur.forward(starts, lengths, options, *tensors)
             return outs
         # Dynamo wants different tensors there (2.13), users may pass one twice.
         tensors[1 : 1 + len(states)] = [s.view_as(s) for s in states]
-        keep = (ROOM if order is None else ANYTHING) if by_layers else NOTHING
-        options = Options(len(states), len(tensors), keep, how, order, learns([values]))
+        options = Options(len(states), len(tensors), by_layers, how, order, learns([values]))
         outs = recur(starts, lengths, options, *tensors)
         return outs[: 1 + len(states)]
     count, directions, last = len(weights) // layers, 1 + bidirectional, []

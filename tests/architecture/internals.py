@@ -17,7 +17,7 @@ TORCH_PLACES = (  # all that is private to torch
 )
 DIRECT = {  # not found by `find`: read in code that Dynamo traces, by getattr with another answer, or documented
     *("torch._dynamo", "torch._higher_order_ops", "torch._C", "torch._C._cuda_getCurrentRawStream"),
-    *("torch.autograd.forward_ad._current_level", "torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight"),
+    "torch.autograd.forward_ad._current_level",
     *("torch._check", "torch._ops", "torch._assert_async"),
 }
 FINDER = "tdc/core/private.py"  # through which all of it is found

@@ -17,7 +17,7 @@ from torch._dynamo.exc import Unsupported
 from torch.utils import _pytree as pytree
 
 import tdc
-from tdc.ops.recurrent import operator, rectangle, stretches
+from tdc.ops.recurrent import operator
 from tdc.testing.batches import Cut, Ragged, build, differences, is_close, unbuild
 
 RECURRENT: dict[str, Callable[[], nn.Module]] = {
@@ -104,30 +104,6 @@ def test_recurrent_compiled_without_gradients():
     with torch.no_grad():
         got, _ = torch.compile(plain, fullgraph=True, backend="aot_eager")(module, x)
     assert torch.allclose(got.values, want.values)
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bias", [True, False])
-def test_lstm_without_gradients_by_stretches(kind: str, bias: bool, monkeypatch: pytest.MonkeyPatch):
-    """Steps of which the same rows are alive are one call, in each layer and direction; a graph runs the same."""
-    monkeypatch.setattr(stretches, "LEAST", 0)
-    monkeypatch.setattr(rectangle, "pays", lambda *args: False)
-    module = nn.LSTM(SIZE, 5, 2, bias=bias, bidirectional=True, batch_first=True).requires_grad_(False)
-    lengths = (3, 0, 5, 1, 5, 5, 9)
-    given = torch.randn(4, len(lengths), 5), torch.randn(4, len(lengths), 5)
-    run = torch.compile(plain, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        x = build(rows(lengths), kind, Tensor.detach)
-        want = [one(module, row, (given[0][:, i], given[1][:, i])) for i, row in enumerate(x.unbind())]
-        monkeypatch.setattr(operator, "STEPS", None)
-        for out, (h, c) in (module(x, given), run(module, x, given), torch.inference_mode()(module)(x, given)):
-            got = zip(out.unbind(), h.unbind(1), c.unbind(1), strict=True)
-            for ours, theirs in zip(got, want, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-        monkeypatch.setattr(stretches, "pack_lstm_weights", None)  # as where torch lacks oneDNN
-        with pytest.raises(AttributeError, match="NoneType"):
-            module(x, given)
 
 
 @pytest.mark.slow
@@ -364,6 +340,46 @@ def test_states_of_another_order_in_memory(name: str):
     states = tuple([torch.randn(b, s, n).transpose(0, 1) for b, s, n in shapes])
     with fakes_agree(), torch.no_grad():
         module(x, states)
+
+
+def gradients_of(found: Any, leaves: Any) -> list[Tensor]:
+    """Gradients of outputs and last states, each weighted on its own."""
+    out, last = found
+    parts = [out.values, *states_of(last)]
+    return list(torch.autograd.grad(sum([(k + 1) * t.sin().sum() for k, t in enumerate(parts)]), leaves))
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_weights_of_another_order_in_memory(name: str):
+    """As parametrizations make them."""
+    module, x = RECURRENT[name](), tdc.pack([torch.randn(n, SIZE) for n in (4, 1, 3)])
+    params = list(module.parameters())
+    turned = {k: p.t().contiguous().t() for k, p in module.named_parameters()}
+    ours, want = torch.func.functional_call(module, turned, (x,)), module(x)
+    torch.testing.assert_close(ours[0].values, want[0].values)
+    torch.testing.assert_close(gradients_of(ours, params), gradients_of(want, params))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.functional_call(module, turned, (x,))[0].values, want[0].values)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_states_that_rows_share(name: str):
+    """As learned first states are, expanded to all rows."""
+    module, x = RECURRENT[name](), tdc.pack([torch.randn(n, SIZE) for n in (4, 1, 3)])
+    first = [torch.randn(4, 1, 4, requires_grad=True) for _ in range(1 + (name == "lstm"))]
+    shared, own = [s.expand(4, 3, 4) for s in first], [s.repeat(1, 3, 1) for s in first]
+    found, want = [module(x, tuple(s) if name == "lstm" else s[0]) for s in (shared, own)]
+    torch.testing.assert_close(found[0].values, want[0].values)
+    torch.testing.assert_close(gradients_of(found, first), gradients_of(want, first))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_row_that_is_not_finite_stays_alone(learns: bool):
+    module, rows = RECURRENT["lstm"]().requires_grad_(learns), [torch.randn(n, SIZE) for n in (6, 2, 4)]
+    rows[1].fill_(float("nan"))
+    out, (h, c) = module(tdc.pack(rows))
+    assert [part.isfinite().all().item() for part in out.unbind()] == [True, False, True]
+    assert [part.isfinite().all().item() for part in (*h.unbind(1), *c.unbind(1))] == [True, False, True] * 2
 
 
 def test_a_direction_in_a_graph_is_refused():

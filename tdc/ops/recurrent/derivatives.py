@@ -32,7 +32,7 @@ class Options:
     Attributes:
         states: of the net, 1 or 2.
         count: values, states and weights.
-        keep: what may be kept.
+        keep: True if the forward returns buffers for the backward.
         given: mode, bias, layers, bidirectional.
         order: of the rows, where it is known.
         wanted: whether values want a gradient, as far as is known before; in a graph autograd does not say.
@@ -40,7 +40,7 @@ class Options:
 
     states: int
     count: int
-    keep: int
+    keep: bool
     given: tuple[Any, ...]
     order: Order | None = field(default=None, compare=False)
     wanted: bool = True
@@ -118,9 +118,10 @@ def recur_traced(*inputs: Any) -> Any:
 
 
 def inputs_of(
-    keep: int, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], *given: Any
-) -> tuple[Any, ...]:
-    """What `Recur` takes, of the arguments of `rnn_op`."""
+    keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor],
+    *given: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Arguments of `Recur`, from those of `rnn_op`."""
     tensors = values, *states, *weights
     return starts, lengths, Options(len(states), len(tensors), keep, given), *tensors
 

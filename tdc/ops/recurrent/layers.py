@@ -1,163 +1,138 @@
-"""Layers and directions of a recurrent network on CPU, around one of the ways in which a layer runs in a direction.
+"""Layers and directions of a recurrent network on CPU, forward and backward.
 
     P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions
-    N real positions, in the order of a way; R rows that have any, at least one
-
-    steps        each step on the rows that have it                                       `recurrent.steps`
-    stretches    an LSTM's steps of the same rows as one call, without gradients          `recurrent.stretches`
-    rectangle    an LSTM's rows as one call, padded                                       `recurrent.rectangle`
+    N real positions, step by step and longest rows first; R rows that have any, at least one
 
 A reversed direction is the same layer on reversed rows: a permutation of the N positions that is its own inverse.
 
-Invariant: a row without positions keeps its initial state, and its gradient.
+Invariants: a row without positions keeps its initial state, and its gradient. Buffers kept for the backward have sizes
+of B and P, not of lengths, so that a graph knows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.ops.recurrent.order import Order, RowByRow, Rows
+from tdc.ops.recurrent import cell
+from tdc.ops.recurrent.order import Order
 
-Kept = list[Tensor]  # what the backward of a layer in one direction wants of its forward
+KEPT = {"lstm": ("gates", "h", "c"), "gru": ("gates", "h"), "rnn_tanh": ("h",), "rnn_relu": ("h",)}
+RUN: dict[str, Any] = {
+    "lstm": cell.run_lstm, "gru": cell.run_gru, "rnn_tanh": partial(cell.run_plain, torch.tanh_),
+    "rnn_relu": partial(cell.run_plain, torch.relu_),
+}  # fmt: skip
+BACK: dict[str, Any] = {
+    "lstm": cell.back_lstm, "gru": cell.back_gru, "rnn_tanh": partial(cell.back_plain, cell.tanh_slope),
+    "rnn_relu": partial(cell.back_plain, cell.relu_slope),
+}  # fmt: skip
 
 
 class Net(NamedTuple):
-    """What a call has besides tensors that learn.
+    """Arguments of a call that are not differentiable."""
 
-    Attributes:
-        room: P and B, of which buffers have the size.
-    """
-
-    order: Rows
-    room: tuple[int, int]
+    order: Order
     mode: str
     bias: bool
     layers: int
     directions: int
 
-    @property
-    def by_steps(self) -> Order:
-        """The order, where rows run step by step."""
-        assert isinstance(self.order, Order)
-        return self.order
-
-    @property
-    def row_by_row(self) -> RowByRow:
-        """The order, where rows run as they come."""
-        assert isinstance(self.order, RowByRow)
-        return self.order
-
-    def own(self, weights: list[Tensor], k: int) -> list[Tensor]:
-        """The weights of one layer in one direction: of the input, of the state, and biases."""
+    def weights_of(self, weights: list[Tensor], k: int) -> list[Tensor]:
+        """Weights of one layer in one direction: of the input, of the state, and biases."""
         n = 4 if self.bias else 2
         return weights[k * n : (k + 1) * n]
 
+    def buffers_of(self, kept: list[Tensor], k: int) -> list[Tensor]:
+        """Buffers of one layer in one direction, without the room that is left."""
+        names, real, rows = KEPT[self.mode], self.order.total, self.order.count
+        own = kept[k * len(names) : (k + 1) * len(names)]
+        return [b[: real if name == "gates" else rows + real] for name, b in zip(names, own, strict=True)]
 
-class Layer(NamedTuple):
-    """One layer in one direction: its input (N, D), its initial states (R, H) each, and its weights."""
-
-    x: Tensor
-    first: list[Tensor]
-    weights: list[Tensor]
-
-
-class Way(NamedTuple):
-    """How a layer runs in a direction.
-
-    Attributes:
-        run: outputs (N, H), states after the last step of each row (R, H), and if asked what is kept.
-        back: of a gradient of the outputs and of those of the last states, those of the input if asked, of the
-            initial states and of the weights.
-        outputs: those of `run`, of what is kept.
-    """
-
-    run: Callable[[Net, Layer, bool], tuple[Tensor, list[Tensor], Kept]]
-    back: Callable[[Net, Layer, Kept, Tensor, list[Tensor], bool], tuple[Tensor | None, list[Tensor], list[Tensor]]]
-    outputs: Callable[[Net, Kept], Tensor]
+    def h_of(self, kept: list[Tensor], k: int) -> Tensor:
+        """The state h of one layer in one direction, before the first step and after each, (R + N, H)."""
+        return self.buffers_of(kept, k)[KEPT[self.mode].index("h")]
 
 
-def turned(x: Tensor, order: Rows, direction: int) -> Tensor:
-    """Positions as a direction runs through them, and back."""
+def buffers(values: Tensor, states: list[Tensor], mode: str) -> list[Tensor]:
+    """Empty buffers of all layers and directions, with room for every position and row."""
+    positions, (runs, rows, size) = values.shape[0], states[0].shape
+    of_gates, of_state = (positions, 4 * size), (rows + positions, size)
+    shapes = [of_gates if name == "gates" else of_state for name in KEPT[mode]]
+    return [values.new_empty(shape) for _ in range(runs) for shape in shapes]
+
+
+def turned(x: Tensor, order: Order, direction: int) -> Tensor:
+    """Reverse each row for the backward direction, or undo that."""
     return x.index_select(0, order.flip) if direction else x
 
 
 def joined(outs: list[Tensor]) -> Tensor:
-    """What a layer hands on, directions side by side."""
+    """The output of a layer, directions side by side."""
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-def in_order(x: Tensor, order: Rows) -> Tensor:
-    """The N positions of the values that are real."""
-    return x[: order.total] if order.positions is None else x.index_select(0, order.positions)
-
-
-def to_positions(x: Tensor, order: Rows, positions: int) -> Tensor:
-    """The N positions where they lie in the values, and 0 where nothing is real."""
-    if order.positions is None:
-        return x if len(x) == positions else F.pad(x, (0, 0, 0, positions - len(x)))
-    if len(x) == positions:
-        return x.index_select(0, order.inverse)
+def to_positions(x: Tensor, order: Order, positions: int) -> Tensor:
+    """Put the N real positions where they are in the values, and 0 elsewhere."""
     return x.new_zeros(positions, x.shape[1]).index_copy_(0, order.positions, x)
 
 
-def of_rows(states: list[Tensor], k: int, order: Rows) -> list[Tensor]:
-    """The states of one layer in one direction (R, H), of all (S, B, H)."""
-    return [s[k].contiguous() if order.rows is None else s[k].index_select(0, order.rows) for s in states]
-
-
-def put_rows(states: list[Tensor], k: int, order: Rows, found: list[Tensor]) -> None:
-    """The other way: into the states of all layers and directions."""
-    for s, t in zip(states, found, strict=True):
-        s[k].copy_(t) if order.rows is None else s[k].index_copy_(0, order.rows, t)
-
-
-def forward(
-    way: Way, net: Net, keep: bool, values: Tensor, states: list[Tensor], weights: list[Tensor]
-) -> list[Tensor]:
-    """Outputs (P, H), 0 where nothing is real, last states, and if asked what each layer and direction keeps."""
-    order = net.order
-    x, ends, kept = in_order(values, order), [s.clone() for s in states], Kept()
+def forward(net: Net, values: Tensor, states: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    """Return outputs (P, H), 0 at padding, last states, and the buffers for the backward."""
+    order, kept, ends = net.order, buffers(values, states, net.mode), [s.clone() for s in states]
+    x = values.index_select(0, order.positions)
     for i in range(net.layers):
         outs = list[Tensor]()
         for d in range(net.directions):
             k = i * net.directions + d
-            layer = Layer(turned(x, order, d), of_rows(states, k, order), net.own(weights, k))
-            out, last, own = way.run(net, layer, keep)
-            kept += own
-            outs.append(turned(out, order, d))
-            put_rows(ends, k, order, last)
+            own = net.buffers_of(kept, k)
+            held = own[-len(states) :]
+            for buf, s in zip(held, states, strict=True):
+                buf[: order.count] = s[k].index_select(0, order.rows)
+            RUN[net.mode](turned(x, order, d), net.weights_of(weights, k), own, order)
+            outs.append(turned(net.h_of(kept, k)[order.count :], order, d))
+            for end, buf in zip(ends, held, strict=True):
+                end[k].index_copy_(0, order.rows, buf.index_select(0, order.last))
         x = joined(outs)
     return [to_positions(x, order, len(values)), *ends, *kept]
 
 
 def backward(
-    way: Way, net: Net, kept: Kept, grads: list[Tensor], wants_values: bool, values: Tensor, states: list[Tensor],
-    weights: list[Tensor],
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of values (0 unless wanted), states and weights."""
-    order, both, runs = net.order, net.directions, net.layers * net.directions
-    ends, found, count = [g.clone() for g in grads[1:]], list[Tensor](), len(kept) // runs
-    parts = [kept[k : k + count] for k in range(0, len(kept), count)]
-    inputs = [in_order(values, order)]
-    for k in range(0, runs - both, both):
-        inputs.append(joined([turned(way.outputs(net, parts[k + d]), order, d) for d in range(both)]))
-    grad = in_order(grads[0], order)
+    net: Net, kept: list[Tensor], grads: list[Tensor], wants_values: bool, values: Tensor, weights: list[Tensor]
+) -> list[Tensor]:
+    """Return gradients of values (0 unless wanted), states and weights."""
+    order, both = net.order, net.directions
+    ends, found = [g.clone() for g in grads[1:]], list[Tensor]()
+    inputs = [values.index_select(0, order.positions)]
+    for k in range(0, (net.layers - 1) * both, both):
+        inputs.append(joined([turned(net.h_of(kept, k + d)[order.count :], order, d) for d in range(both)]))
+    grad = grads[0].index_select(0, order.positions)
     for i in reversed(range(net.layers)):
-        to_input, of_layer = list[Tensor](), list[Tensor]()
+        to_input, to_weights = list[Tensor](), list[Tensor]()
         for d, g in enumerate(grad.chunk(both, 1)):
             k = i * both + d
-            layer = Layer(turned(inputs[i], order, d), of_rows(states, k, order), net.own(weights, k))
-            held, wanted = of_rows(ends, k, order), i > 0 or wants_values
-            to_x, to_states, to_weights = way.back(net, layer, parts[k], turned(g, order, d), held, wanted)
-            put_rows(ends, k, order, to_states)
-            of_layer += to_weights
-            if to_x is not None:
-                to_input.append(turned(to_x, order, d))
-        found = of_layer + found
+            w, u = net.weights_of(weights, k)[:2]
+            held = [e[k].index_select(0, order.rows) for e in ends]
+            from_x, from_h = BACK[net.mode](turned(g, order, d), held, u, net.buffers_of(kept, k), order)
+            before = net.h_of(kept, k).index_select(0, order.before)
+            to_weights += weight_grads(from_x, from_h, turned(inputs[i], order, d), before, net)
+            if i > 0 or wants_values:
+                to_input.append(turned(from_x @ turn_gates(w, net.mode, 1), order, d))
+            for end, s in zip(ends, held, strict=True):
+                end[k].index_copy_(0, order.rows, s)
+        found = to_weights + found
         grad = sum(to_input[1:], to_input[0]) if to_input else grad
     return [to_positions(grad, order, len(values)) if wants_values else torch.zeros_like(values), *ends, *found]
+
+
+def turn_gates(w: Tensor, mode: str, shift: int) -> Tensor:
+    """The input's weights of a GRU as n, r, z from torch's r, z, n (1), and back (-1)."""
+    return w.roll(shift * (w.shape[0] // 3), 0) if mode == "gru" else w
+
+
+def weight_grads(from_x: Tensor, from_h: Tensor, x: Tensor, h: Tensor, net: Net) -> list[Tensor]:
+    """Gradients of weights in torch's order, of those of the gates of all positions (N, G·H)."""
+    found = [turn_gates(from_x.t() @ x, net.mode, -1), from_h.t() @ h]
+    return [*found, turn_gates(from_x.sum(0), net.mode, -1), from_h.sum(0)] if net.bias else found

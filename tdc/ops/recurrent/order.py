@@ -2,9 +2,6 @@
 
     P positions (packed total, or B·L), B rows; N real positions; R rows that have any, for T steps
 
-    Order         step 0 of all rows, step 1 of those that have it, …, longest rows first
-    RowByRow      one row after another, as rows come: for a rectangle (T, R), whose cells each position knows
-
 Invariant: everything is on CPU. It is kept on a structure, and of the last few lengths: the backward of a graph has
 them again, as have other layers.
 """
@@ -51,8 +48,8 @@ def numbers(found: list[int]) -> Tensor:
     return torch.tensor(found, dtype=torch.int64)
 
 
-class Rows:
-    """Rows of different lengths, of which those that have positions run in some order.
+class Order:
+    """Step 0 of all rows, step 1 of those that have it, …, longest rows first. Rows without positions are left out.
 
     Args:
         starts: where each row begins in the values.
@@ -64,24 +61,37 @@ class Rows:
         count: R.
         steps: T.
         total: N.
-        rows: `running` as a tensor, (R,); None of all rows as they come.
-        positions: where what runs lies in the values, (N,); None for the first N as they come.
-        flip: the same position of the reversed row, (N,).
     """
-
-    rows: Any
-    positions: Any
-    flip: Any
 
     def __init__(self, starts: tuple[int, ...], lengths: tuple[int, ...]) -> None:
         self.starts, self.lengths = starts, lengths
-        self.running = self.ordered([i for i, n in enumerate(lengths) if n])
+        self.running = sorted([i for i, n in enumerate(lengths) if n], key=lambda i: -lengths[i])
         self.own = [lengths[i] for i in self.running]
         self.count, self.steps, self.total = len(self.running), max(lengths, default=0), sum(lengths)
 
-    def ordered(self, rows: list[int]) -> list[int]:
-        """Rows as they run."""
-        return rows
+    @lasting
+    def counts(self) -> list[int]:
+        """How many rows have each step.
+
+        Example:
+            >>> order_of(torch.tensor([0, 3, 6]), torch.tensor([3, 3, 1])).counts
+            [3, 2, 2]
+        """
+        found, begin = list[int](), 0
+        for n, end in zip(range(self.count, 0, -1), reversed(self.own), strict=True):
+            found += [n] * (end - begin)
+            begin = end
+        return found
+
+    @lasting
+    def alive(self) -> Tensor:
+        """`counts` as a tensor, (T,)."""
+        return numbers(self.counts)
+
+    @lasting
+    def rows(self) -> Tensor:
+        """`running` as a tensor, (R,)."""
+        return numbers(self.running)
 
     @lasting
     def sizes(self) -> Tensor:
@@ -89,53 +99,13 @@ class Rows:
         return numbers(self.own)
 
     @lasting
-    def inverse(self) -> Tensor:
-        """Where each position is among those that run, if all of them do, (N,)."""
-        return torch.empty_like(self.positions).index_copy_(0, self.positions, torch.arange(self.total))
-
-
-class Order(Rows):
-    """Step 0 of all rows, step 1 of those that have it, …, longest rows first."""
-
-    def ordered(self, rows: list[int]) -> list[int]:
-        return sorted(rows, key=lambda i: -self.lengths[i])
-
-    @lasting
-    def stretches(self) -> list[tuple[int, int]]:
-        """How many rows are alive, and for how many steps the same ones.
-
-        Example:
-            >>> order_of(torch.tensor([0, 5, 10]), torch.tensor([5, 5, 3])).stretches
-            [(3, 3), (2, 2)]
-        """
-        found, begin = list[tuple[int, int]](), 0
-        for row, end in reversed([*enumerate(self.own)]):
-            if end > begin:
-                found.append((row + 1, end - begin))
-                begin = end
-        return found
-
-    @lasting
-    def counts(self) -> list[int]:
-        """How many rows have each step."""
-        return [row for row, steps in self.stretches for _ in range(steps)]
-
-    @lasting
-    def alive(self) -> Tensor:
-        """The same as a tensor, (T,)."""
-        return numbers(self.counts)
-
-    @lasting
-    def rows(self) -> Tensor:
-        return numbers(self.running)
-
-    @lasting
     def real(self) -> Tensor:
-        """Which of them have step 0, 1, …, (T, R)."""
+        """True where a row has step 0, 1, …, (T, R)."""
         return torch.arange(self.steps)[:, None] < self.sizes
 
     @lasting
     def positions(self) -> Tensor:
+        """Where each position is in the values, (N,)."""
         begins = numbers([self.starts[i] for i in self.running])
         return (torch.arange(self.steps)[:, None] + begins).masked_select(self.real)
 
@@ -156,60 +126,13 @@ class Order(Rows):
 
     @lasting
     def flip(self) -> Tensor:
+        """The same position of the reversed row, (N,)."""
         steps = torch.arange(self.steps)[:, None]
         return self.at.gather(0, (self.sizes - 1 - steps).clamp(min=0)).masked_select(self.real)
 
-    @lasting
-    def row_by_row(self) -> RowByRow:
-        """The same rows, not sorted."""
-        return RowByRow(self.starts, self.lengths)
-
-
-class RowByRow(Rows):
-    """One row after another, as they come."""
-
-    @lasting
-    def begins(self) -> list[int]:
-        """Where each row begins among all that run, if none is left out."""
-        return [0, *accumulate(self.own)][:-1]
-
-    @lasting
-    def rows(self) -> Tensor | None:
-        return None if self.count == len(self.lengths) else numbers(self.running)
-
-    @lasting
-    def owners(self) -> Tensor:
-        """Which of the rows that run each position belongs to, (N,)."""
-        return torch.repeat_interleave(self.sizes, output_size=self.total)
-
-    @lasting
-    def local(self) -> Tensor:
-        """Its step, (N,)."""
-        return torch.arange(self.total) - numbers(self.begins).index_select(0, self.owners)
-
-    @lasting
-    def positions(self) -> Tensor | None:
-        begins = [self.starts[i] for i in self.running]
-        return None if begins == self.begins else numbers(begins).index_select(0, self.owners) + self.local
-
-    @lasting
-    def flip(self) -> Tensor:
-        ends = [2 * begin + n - 1 for begin, n in zip(self.begins, self.own, strict=True)]
-        return numbers(ends).index_select(0, self.owners) - torch.arange(self.total)
-
-    @lasting
-    def cells(self) -> Tensor:
-        """Where each position lies in a rectangle, (N,) of T·R."""
-        return self.local * self.count + self.owners
-
-    @lasting
-    def ends(self) -> Tensor:
-        """Where each row's last step lies there, (R,)."""
-        return numbers([(n - 1) * self.count + row for row, n in enumerate(self.own)])
-
 
 def order_of(starts: Tensor, lengths: Tensor) -> Order:
-    """That of rows which begin so in the values, and are so long. Reads both on the host."""
+    """The order of rows of these starts and lengths, which are read on the host."""
     return order_of_numbers(tuple(on_host(starts)), tuple(on_host(lengths)))
 
 
@@ -220,6 +143,6 @@ def order_of_numbers(starts: tuple[int, ...], lengths: tuple[int, ...]) -> Order
 
 @once
 def order_on(s: Structure) -> Order:
-    """That of a structure."""
+    """The order of the rows of a structure."""
     lengths = lengths_on_host(s)
     return order_of_numbers(tuple([0, *accumulate(lengths)][:-1]), tuple(lengths))
