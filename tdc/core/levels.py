@@ -9,6 +9,7 @@
     recording        gradients inside a kernel, where it computes them by autograd
     unrecorded       operations inside a kernel that takes many, without what autograd keeps of views and versions
     applied          an autograd function at all levels
+    in_forward_mode  True within a level of forward-mode AD
     moving           the tensors that have a direction at this level
     mapped           whether autograd maps over gradients, by the `vmap` that it has of its own
     delayed_error    results without a derivative at this level
@@ -179,9 +180,15 @@ def unrecorded() -> Any:
     return below_views()
 
 
+def in_forward_mode() -> bool:
+    """True within a level of forward-mode AD, of `torch.func` or made by hand."""
+    level: int = getattr(forward_ad, "_current_level", 0)
+    return level >= 0
+
+
 def moving(args: Iterable[Any]) -> list[Tensor]:
     """The tensors that have a direction."""
-    if getattr(forward_ad, "_current_level", 0) < 0 and not under_transform():  # as a rule, and to ask takes 4 us
+    if not in_forward_mode() and not under_transform():  # as a rule, and to ask takes 4 us
         return []
     if is_excluded("ADInplaceOrView"):  # inside a kernel
         return []

@@ -21,11 +21,10 @@ from torch import Tensor
 from tdc.core.dtypes import as_autocast
 from tdc.core.dynamo import known, readable
 from tdc.core.errors import ShapeError, StructureError, describe, message
-from tdc.core.levels import moving
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.recurrent.by_cells import run_cells
-from tdc.ops.recurrent.derivatives import Options, Recur, learns, recur
+from tdc.ops.recurrent.derivatives import Options, Recur, learns, needs_tangents, recur
 from tdc.ops.recurrent.operator import KERNELS, fits, run_rows
 from tdc.ops.recurrent.order import Order, order_of, order_on
 from tdc.ragged.nested import NestedTensor
@@ -52,8 +51,8 @@ def run_layers(
         how = (mode, bias, layers, bidirectional)
         by_layers = fits(values, states) and not torch.is_autocast_enabled(values.device.type)
         tensors = [values, *states, *weights]
-        if order is not None and moving(tensors):  # a direction made by hand: plain operations hand it on
-            return tuple(run_cells(values, order, states, list(weights), *how))
+        if needs_tangents(tensors):
+            return tuple(run_cells(values, order or order_of(starts, lengths), states, list(weights), *how))
         if order is not None and not by_layers:
             return tuple(run_rows(values, order, states, list(weights), *how))
         if not learns(tensors):

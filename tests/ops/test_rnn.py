@@ -382,6 +382,25 @@ def test_a_row_that_is_not_finite_stays_alone(learns: bool):
     assert [part.isfinite().all().item() for part in (*h.unbind(1), *c.unbind(1))] == [True, False, True] * 2
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_forward_mode_of_gradients_and_under_vmap(name: str):
+    module, offsets = RECURRENT[name]().double(), torch.tensor([0, 2, 2, 5])
+    x, t, u = torch.randn(3, 5, SIZE, dtype=torch.float64).unbind()
+
+    def run(values: Tensor) -> Tensor:
+        return module(tdc.NestedTensor(values, offsets, max_length=3))[0].values
+
+    out, pullback = torch.func.vjp(run, x)
+    tangent = torch.randn_like(out)
+    found = torch.func.jvp(lambda g: pullback(g)[0], (out,), (tangent,))[1]
+    torch.testing.assert_close(found, pullback(tangent)[0])
+    each = [torch.func.jvp(run, (a,), (b,))[1] for a, b in ((x, t), (t, u))]
+    with torch.autograd.forward_ad.dual_level():
+        both = torch.autograd.forward_ad.make_dual(torch.stack([x, t]), torch.stack([t, u]))
+        found = torch.autograd.forward_ad.unpack_dual(torch.vmap(run)(both)).tangent
+    torch.testing.assert_close(found, torch.stack(each))
+
+
 def test_a_direction_in_a_graph_is_refused():
     module, x = nn.LSTM(SIZE, 4, batch_first=True), tdc.pack([torch.randn(n, SIZE) for n in (3, 1, 4)])
 

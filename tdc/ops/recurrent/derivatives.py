@@ -1,24 +1,25 @@
-"""The derivatives of `torch.ops.tdc.rnn`: gradients by an operator, all others cell by cell.
+"""The derivatives of `torch.ops.tdc.rnn`: gradients by an operator, all others by plain cells.
 
-    recur                  eagerly, with all derivatives; in graphs a gradient alone
-    a second derivative    by `by_cells`, which autograd runs through; refused in a graph
+    gradients             the operator's, eagerly and in graphs
+    second derivatives    of `run_cells`, by autograd; refused in a graph
+    forward mode          through `run_cells` from the start; refused in a graph
 
 P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp
+from torch.func import vjp
 
-from tdc.core.dynamo import eager, in_direction, readable, trace_as, trace_with_grad, under_mode, under_transform
+from tdc.core.dynamo import in_direction, never, readable, trace_as, trace_with_grad, under_mode, under_transform
 from tdc.core.errors import UnsupportedError, message, no_second
-from tdc.core.levels import also_below, applied, mapped
+from tdc.core.levels import applied, in_forward_mode, mapped, moving
 from tdc.core.operators import derive, refuse_derivative
 from tdc.ops.recurrent.by_cells import run_cells
 from tdc.ops.recurrent.operator import backward, forward, rnn_backward_op, rnn_op
@@ -27,15 +28,15 @@ from tdc.ops.recurrent.order import Order, order_of
 
 @dataclass(frozen=True)
 class Options:
-    """What a call has besides tensors; no tuple, which torch would search for tensors with a direction (2.13).
+    """Arguments of a call besides tensors; no tuple, which torch would search for tensors (2.13).
 
     Attributes:
         states: of the net, 1 or 2.
         count: values, states and weights.
         keep: True if the forward returns buffers for the backward.
         given: mode, bias, layers, bidirectional.
-        order: of the rows, where it is known.
-        wanted: whether values want a gradient, as far as is known before; in a graph autograd does not say.
+        order: of the rows, if the lengths can be read.
+        wanted: True if values may require grad; in a graph autograd does not say.
     """
 
     states: int
@@ -78,42 +79,21 @@ class Recur(torch.autograd.Function):
         return None, None, None, *gradients(starts, lengths, options, *all_grads, *tensors)
 
 
-class Directed(Recur):
-    """`Recur` with a derivative in a direction, which is taken cell by cell."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        Recur.setup_context(ctx, inputs, output)
-        starts, lengths, _, *tensors = inputs
-        kept = output[1 + ctx.options.states :]
-        ctx.save_for_forward(starts, lengths, *tensors, *kept)  # what the backward has: vmap keeps dims of one list
-        ctx.kept = len(kept)
-
-    @staticmethod
-    @also_below
-    def jvp(ctx: Any, *directions: Any) -> tuple[Tensor | None, ...]:
-        starts, lengths, *tensors = ctx.saved_tensors
-        run = by_cells(starts, lengths, ctx.options)
-        return *along(run, tensors[: ctx.options.count], directions[3:]), *(None,) * ctx.kept
-
-
-def along(fn: Callable[..., Any], tensors: list[Tensor], directions: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """The derivative in a direction; None is none."""
-    known = [torch.zeros_like(t) if d is None else d for t, d in zip(tensors, directions, strict=True)]
-    found: tuple[Tensor, ...] = jvp(fn, tuple(tensors), tuple(known))[1]
-    return found
+def needs_tangents(tensors: list[Tensor]) -> bool:
+    """True if tensors have tangents, or may have under a transform: these go through plain cells."""
+    return in_forward_mode() if under_transform() else bool(moving(tensors))
 
 
 def recur(*inputs: Any) -> Any:
-    """`Recur` with all derivatives."""
-    return applied(Directed, *inputs)
+    """`Recur` with its gradients."""
+    return applied(Recur, *inputs)
 
 
 def recur_traced(*inputs: Any) -> Any:
-    """What Dynamo traces for `recur`: it takes no function that has a direction, nor one under a transform (2.13)."""
+    """Replace `recur` where Dynamo traces, which takes no autograd function under a transform (2.13)."""
     if in_direction():
         hint = "call torch.func.jvp outside of torch.compile"
-        raise UnsupportedError(message(inputs[2].given[0], "no direction in a graph", "torch.func.jvp", hint=hint))
+        raise UnsupportedError(message(inputs[2].given[0], "reverse mode in a graph", "torch.func.jvp", hint=hint))
     return Recur.forward(*inputs) if under_transform() else Recur.apply(*inputs)
 
 
@@ -126,6 +106,7 @@ def inputs_of(
     return starts, lengths, Options(len(states), len(tensors), keep, given), *tensors
 
 
+trace_as(needs_tangents, never)
 trace_as(recur, recur_traced)
 derive(rnn_op, Recur, inputs_of)
 
@@ -144,7 +125,6 @@ class RecurBackward(torch.autograd.Function):
         starts, lengths, ctx.options, *tensors = inputs
         read = tensors[: 1 + ctx.options.states + ctx.options.count]
         ctx.save_for_backward(starts, lengths, *read)
-        ctx.save_for_forward(starts, lengths, *read)
         ctx.unread = len(tensors) - len(read)
 
     @staticmethod
@@ -152,12 +132,6 @@ class RecurBackward(torch.autograd.Function):
         starts, lengths, *tensors = ctx.saved_tensors
         fn = gradients_by_cells(starts, lengths, ctx.options)
         return None, None, None, *vjp(fn, *tensors)[1](grads), *(None,) * ctx.unread
-
-    @staticmethod
-    @also_below
-    def jvp(ctx: Any, *directions: Any) -> tuple[Tensor, ...]:
-        starts, lengths, *tensors = ctx.saved_tensors
-        return along(gradients_by_cells(starts, lengths, ctx.options), tensors, directions[3 : 3 + len(tensors)])
 
 
 def by_cells(starts: Tensor, lengths: Tensor, options: Options) -> Callable[..., tuple[Tensor, ...]]:
@@ -185,9 +159,12 @@ def run_backward(starts: Tensor, lengths: Tensor, options: Options, *tensors: Te
 
 
 def gradients(starts: Tensor, lengths: Tensor, options: Options, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """`run_backward` with a derivative, which a graph refuses."""
+    """`run_backward` with derivatives, which a graph refuses."""
     if under_mode():
         return run_backward(starts, lengths, options, *tensors)
+    if needs_tangents(list(tensors)):
+        read = tensors[: 1 + options.states + options.count]
+        return gradients_by_cells(starts, lengths, options)(*read)
     found: tuple[Tensor, ...] = applied(RecurBackward, starts, lengths, options, *tensors)
     return found
 
@@ -197,15 +174,5 @@ refuse_derivative(rnn_backward_op, no_second("rnn"))
 
 
 def learns(tensors: list[Tensor]) -> bool:
-    """Whether there may be a derivative. Transforms of `torch.func` keep gradients to themselves."""
-    gradients = torch.is_grad_enabled() and (not eager() or any([t.requires_grad for t in tensors]))
-    return gradients or (under_transform() and in_direction())
-
-
-def learns_traced(tensors: list[Tensor]) -> bool:
-    """What Dynamo traces for `learns`: without a gradient it gives `Recur.forward` a context (2.11-2.13)."""
-    known = any([t.requires_grad for t in tensors])
-    return torch.is_grad_enabled() and (known or under_transform())
-
-
-trace_as(learns, learns_traced)
+    """True if a gradient may be asked for. Transforms of `torch.func` do not tell for which tensors."""
+    return torch.is_grad_enabled() and (under_transform() or any([t.requires_grad for t in tensors]))
