@@ -37,11 +37,6 @@ LAYER_LIMIT = 0.8
 LAYERS: dict[str, nn.Module] = {
     "conv_transpose2d": nn.ConvTranspose2d(64, 32, 4, 2, 1),
     "conv_transpose2d, kernel 2": nn.ConvTranspose2d(64, 32, 2, 2),
-    "avg_pool2d": nn.AvgPool2d(2),
-    "avg_pool2d, padded": nn.AvgPool2d(3, 1, 1),
-    "adaptive_avg_pool2d(7)": nn.AdaptiveAvgPool2d(7),
-    "adaptive_avg_pool2d(1)": nn.AdaptiveAvgPool2d(1),
-    "adaptive_max_pool2d(7)": nn.AdaptiveMaxPool2d(7),
 }
 SEQUENCES: dict[str, tuple[nn.Conv1d, int]] = {  # and how long the longest one is
     "conv1d, 64 channels": (nn.Conv1d(64, 64, 3, padding=1), 256),

@@ -143,9 +143,6 @@ efficient_forward, efficient_backward = [
 fused_cpu_forward, fused_cpu_backward = [
     kernel(f"_scaled_dot_product_flash_attention_for_cpu{way}.default", "speed on CPU") for way in ("", "_backward")
 ]
-adaptive_avg_backwards: dict[int, Op] = {
-    n: kernel(f"_adaptive_avg_pool{n}d_backward", "gradients of adaptive means") for n in (2, 3)
-}
 
 
 def list_kernel(name: str) -> Op:

@@ -2,8 +2,8 @@
 
     x (B, C, -1, -1)    F.adaptive_avg_pool2d(x, 7)  -> (B, C, 7, 7), dense: bins depend on each row's own size
 
-On CPU packed examples are pooled by operators of `convolution`. On the rectangle bins overlap and differ in size, so
-they are gathered: no difference of running sums, which would spread NaN and inf.
+Bins overlap and differ in size, so they are gathered from a rectangle: no difference of running sums, which would
+spread NaN and inf.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ from tdc.core.arguments import expect_number
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, message
 from tdc.core.typing import Op
-from tdc.ops.convolution.average import adaptive_avg as adaptive_avg_rows
-from tdc.ops.convolution.max_pool import adaptive_max as adaptive_max_rows
-from tdc.ops.plane_rows import PlaneRows, plane_rows
-from tdc.ops.pool import in_order, on_rows, own_positions
 from tdc.ops.reduction import finite
 from tdc.ops.spatial import Planes, Sizes, Span, beside, each, filled, measured, plane_positions, resized, spatial
 from tdc.ragged.storage import Ragged, Results
@@ -34,9 +30,6 @@ def adaptive_avg(op: Op, n: int) -> Op:
 
     def rule(input: Any, output_size: Any) -> Ragged | Tensor:
         m, spans = adaptive(op, n, output_size, input)
-        if packed := adaptive_rows(m, spans):
-            rows, counts = packed
-            return rows.done(adaptive_avg_rows(rows.x, rows.sizes, rows.total, counts))
         p, todo = rectangle_bins(m, spans, 0.0)
         return resized(p, rounded_once(lambda x: averaged(x, todo), p.data), spans)
 
@@ -49,10 +42,6 @@ def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
     def rule(input: Any, output_size: Any, return_indices: bool = False) -> Results:
         m, spans = adaptive(op, n, output_size, input)
         wanted = indexed or return_indices
-        if (not wanted or in_order(m)) and (packed := adaptive_rows(m, spans)):
-            rows, counts = packed
-            out, index = adaptive_max_rows(rows.x, rows.sizes, rows.total, rows.order, counts)
-            return (rows.done(out), own_positions(rows, index)) if wanted else rows.done(out)
         p, todo = rectangle_bins(m, spans, -math.inf)
         x, width = p.data, p.data.shape[2:]
         index = torch.arange(math.prod(width), device=x.device).view(1, 1, *width)
@@ -76,16 +65,6 @@ def adaptive(op: Op, n: int, output_size: Any, x: Any) -> tuple[Sizes, list[Span
     if any([size is not None and size < 0 for size in wanted]):
         raise ShapeError(message(op, "an output_size of 0 or more", f"{wanted}", hint="None keeps a dim as it is"))
     return measured(x, n, op, [Span()] * n, "adaptive bins"), [Span() if size is None else size for size in wanted]
-
-
-def adaptive_rows(m: Sizes, spans: list[Span | int]) -> tuple[PlaneRows, list[int]] | None:
-    """A packed batch as rows, and how many bins each dim has, -1 for its positions; None where no operator serves, or
-    the ragged dims of the result are not the first ones of rows."""
-    kept = [isinstance(spans[d], Span) for d in m.ragged]
-    if kept != sorted(kept, reverse=True) or not on_rows(m.source, integers=False):
-        return None
-    rows = plane_rows(m, spans)
-    return rows, rows.ordered([-1 if isinstance(span, Span) else span for span in spans])
 
 
 def rectangle_bins(m: Sizes, spans: list[Span | int], fill: float) -> tuple[Planes, list[tuple[int, Tensor, Tensor]]]:

@@ -146,8 +146,7 @@ def convolved(
         out = out if term is None else out + term
     else:
         out = convolve(x, weight, None, term, p.sizes, *given)
-    batch: NestedTensor = p.done(out)
-    return batch
+    return p.done(out)
 
 
 def conv_transpose(op: Op, n: int) -> Op:

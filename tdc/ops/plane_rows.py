@@ -3,8 +3,7 @@
     values (C, *before, N, *after)    x (N', C), sizes (B, n), one example behind another, each plane row by row
 
 Dims of a plane that are not ragged follow those that are, so `order` says which dim is which. The sizes of a result are
-those of `Span`, or an int where all results have one size; its packed total follows from that of x or is read from the
-sizes.
+those of `Span`; its packed total follows from that of x or is read from the sizes.
 
 Invariant: nothing is padded; a result with the sizes of its operand shares its structure object.
 """
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import is_zero
 from tdc.ops.spatial import Sizes, Span, sizes_after, structure_and_total
-from tdc.ragged.nested import build_nested
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure
 
 T = TypeVar("T")
@@ -34,38 +33,33 @@ class PlaneRows(NamedTuple):
         sizes: of each plane, (B, n), in `order`.
         order: the dims of a plane, ragged ones first.
         total: positions of the result, M'.
-        done: rows of the result, `(M', D)`, as a batch; dense where no dim of it is ragged.
+        done: rows of the result, `(M', D)`, as a batch.
     """
 
     x: Tensor
     sizes: Tensor
     order: tuple[int, ...]
     total: int
-    done: Callable[[Tensor], Any]
+    done: Callable[[Tensor], NestedTensor]
 
     def ordered(self, given: Sequence[T]) -> list[T]:
         """One thing for each dim of a plane, in `order`."""
         return [given[d] for d in self.order]
 
 
-def plane_rows(m: Sizes, spans: Sequence[Span | int]) -> PlaneRows:
-    """A packed batch that is `measured`, and where its result goes; the ragged dims of that lead in `order`."""
+def plane_rows(m: Sizes, spans: Sequence[Span]) -> PlaneRows:
+    """A packed batch that is `measured`, and where its result goes."""
     x: Any = m.source
     s: Structure = x.structure
     fixed = tuple([d for d in range(len(m.own)) if d not in m.ragged])
     order = (*m.ragged, *fixed)
     sizes = x.sizes if not fixed else torch.stack([m.own[d] for d in order], 1)
-    kept = [d for d in m.ragged if isinstance(spans[d], Span)]
-    structure, packed = result_structure(m, spans, kept) if kept else (None, s.batch_size)
-    rest = order[len(kept) :]
-    sides = [size_after(spans[d], m.widest[d]) for d in rest]
-    at = {d: i for i, d in enumerate(rest, 1)}  # of each dim of the result that is not ragged
+    structure, packed = result_structure(m, spans)
+    sides = [spans[d].at(m.widest[d]) for d in fixed]
+    before, after = [[i for i, d in enumerate(fixed, 1) if (d < m.ragged[0]) == first] for first in (True, False)]
 
-    def done(out: Tensor) -> Any:
+    def done(out: Tensor) -> NestedTensor:
         parts = out.view(packed, *sides, out.shape[1])
-        if structure is None:
-            return parts.permute(0, -1, *[at[d] for d in sorted(rest)])
-        before, after = [[at[d] for d in sorted(rest) if (d < kept[0]) == first] for first in (True, False)]
         values = parts.permute(-1, *before, 0, *after)
         return x.with_values(values) if structure is s else build_nested(structure, values)
 
@@ -73,21 +67,16 @@ def plane_rows(m: Sizes, spans: Sequence[Span | int]) -> PlaneRows:
     return PlaneRows(moved.flatten(0, -2), sizes, order, packed * math.prod(sides), done)
 
 
-def result_structure(m: Sizes, spans: Sequence[Span | int], kept: Sequence[int]) -> tuple[Structure, int]:
-    """The structure of a result of these sizes, whose ragged dims are `kept`, and its packed positions."""
+def result_structure(m: Sizes, spans: Sequence[Span]) -> tuple[Structure, int]:
+    """The structure of a result of these sizes, and its packed positions."""
     x: Any = m.source
     s: Structure = x.structure
-    used: list[Any] = [spans[d] for d in kept]
-    if len(kept) == len(m.ragged) and all([span.same for span in used]):
+    used = [spans[d] for d in m.ragged]
+    if all([span.same for span in used]):
         return s, x.values.shape[s.packed_dim]
     none = is_zero(s.batch_size)  # whose planes may be smaller than a kernel
-    widest = tuple([0 if none else span.at(m.widest[d]) for d, span in zip(kept, used, strict=True)])
-    return structure_and_total(x, tuple([m.ragged.index(d) for d in kept]), used, widest, s.packed_dim)
-
-
-def size_after(span: Span | int, size: int) -> int:
-    """The size of a result along one dim, of that of all examples."""
-    return span.at(size) if isinstance(span, Span) else span
+    widest = tuple([0 if none else span.at(m.widest[d]) for d, span in zip(m.ragged, used, strict=True)])
+    return structure_and_total(x, tuple(range(len(used))), used, widest, s.packed_dim)
 
 
 def plane_sizes(m: Sizes, spans: Sequence[Span], order: Sequence[int]) -> Tensor:

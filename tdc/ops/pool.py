@@ -2,15 +2,18 @@
 
     x (B, C, -1, -1)    F.max_pool2d(x, 2)    -> (B, C, -1, -1), each row as large as torch makes it alone
 
-On CPU packed examples are pooled by operators of `convolution`. Padding of the rectangle is -inf for a maximum and 0
-for a sum; an average divides by what torch counts for an example of the row's size. Indices are positions within each
-row's own plane, and packed examples are put back at these, one behind another.
+A batch is pooled as one rectangle. Its padding is -inf for a maximum and 0 for a sum; an average divides by what torch
+counts for an example of the row's size. Indices are positions within each row's own plane.
+
+Padding of a maximum is put into the rectangle: in a window of nothing but padding, Inductor would look for the gradient
+in front of the plane (torch 2.13).
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,28 +26,21 @@ from tdc.core.asserts import require
 from tdc.core.dtypes import widened
 from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.operators import unserved
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
-from tdc.ops.convolution.average import avg_pool as avg_pool_rows
-from tdc.ops.convolution.max_pool import max_pool as max_pool_rows
-from tdc.ops.plane_rows import PlaneRows, plane_rows, plane_sizes
+from tdc.ops.reduction import finite
 from tdc.ops.spatial import (
     Planes,
-    Sizes,
     Span,
     beside,
-    filled,
     fixed,
     kernel_text,
-    measured,
     plane_positions,
     planes,
     reach,
     resized,
     spatial,
 )
-from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, Results, fitted
 
 
@@ -73,55 +69,54 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Results:  # fmt: skip
         spans = window(op, n, kernel_size, stride, padding, dilation, ceil_mode)
-        m = measured(input, n, op, spans, kernel_text(fixed(kernel_size, n, op)))
         wanted = indexed or return_indices
-        args: list[Any] = [fixed(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
-        if halves(args[0], args[2]) and on_rows(m.source) and (not wanted or in_order(m)):
-            rows = plane_rows(m, spans)
-            given = [rows.ordered(numbers) for numbers in args]
-            out, index = max_pool_rows(rows.x, rows.sizes, rows.total, rows.order, *given, bool(ceil_mode))
-            return (rows.done(out), own_positions(rows, index)) if wanted else rows.done(out)
-        p = filled(m, spans, -math.inf)
+        given = kernel_size, steps_of(kernel_size, stride), padding, dilation
+        kernel, steps, pads, wide = [fixed(v, n, op) for v in given]
+        check_padding(op, kernel, pads, wide)
+        p = planes(input, n, op, spans, kernel_text(kernel), -math.inf)
+        data = F.pad(p.data, around(pads), value=finite(-math.inf, p.data.dtype)) if any(pads) else p.data
         if n == 1:  # max_pool1d fixes the length in a graph (torch 2.11-2.13)
-            args = [(v, *a) for v, a in zip((1, 1, 0, 1), args, strict=True)]
-            found: Any = plane_pool(p.data.unsqueeze(2), *args, ceil_mode, wanted)
+            found: Any = plane_pool(data.unsqueeze(2), (1, *kernel), (1, *steps), 0, (1, *wide), ceil_mode, wanted)
             found = tuple([t.squeeze(2) for t in found]) if wanted else found.squeeze(2)
         else:
-            found = plane_pool(p.data, *args, ceil_mode, wanted)
-        if not wanted:
-            return resized(p, found, spans)
-        dense, index = found
+            found = plane_pool(data, kernel, steps, 0, wide, ceil_mode, wanted)
+        dense, *rest = found if wanted else (found,)
+        if ceil_mode and any(pads):  # there may be one window more, which begins in padding
+            dense, *rest = [cut(t, p, spans) for t in (dense, *rest)]
         out = resized(p, dense, spans)
-        return out, beside(out, plane_positions(index, p.sizes, p.data.shape[2:]))
+        if not wanted:
+            return out
+        index = rest[0]
+        width = data.shape[2:]
+        corner = index.new_full([1] * index.ndim, flat_position(pads, width))  # where the plane begins
+        first = plane_positions(corner, p.sizes, width)
+        return out, beside(out, plane_positions(index, p.sizes, width) - first)
 
     return rule
 
 
-def on_rows(x: Any, integers: bool = True) -> bool:
-    """Whether an operator of packed rows serves a batch.
-
-    Args:
-        integers: whether it takes them.
-    """
-    packed = isinstance(x, NestedTensor) and x.device.type == "cpu" and not unserved()
-    return packed and (x.dtype.is_floating_point or (integers and not x.dtype.is_complex))
+def check_padding(op: Op, kernel: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> None:
+    """Raise a ShapeError for padding that torch does not take."""
+    if any([2 * p > d * (k - 1) + 1 for k, p, d in zip(kernel, padding, dilation, strict=True)]):
+        expected = f"padding of at most half {kernel_text(kernel)}"
+        raise ShapeError(message(op, expected, f"{tuple(padding)}", hint="F.pad puts more around"))
 
 
-def halves(kernel: tuple[int, ...], padding: tuple[int, ...]) -> bool:
-    """Whether padding is what torch takes: half of the kernel at most."""
-    return all([2 * p <= k for k, p in zip(kernel, padding, strict=True)])
+def cut(x: Tensor, p: Planes, spans: Sequence[Span]) -> Tensor:
+    """Without windows that torch leaves out of the rectangle's result."""
+    for d, span in enumerate(spans, 2):
+        x = x.narrow(d, 0, span.at(p.data.shape[d]))
+    return x
 
 
-def in_order(m: Sizes) -> bool:
-    """Whether rows have the dims of a plane in torch's order: no static one in front of the ragged ones."""
-    return m.ragged == tuple(range(len(m.ragged)))
+def around(padding: Sequence[int]) -> list[int]:
+    """Padding of each dim of a plane at both ends, as `F.pad` takes it: the last dim first."""
+    return [p for p in reversed(padding) for _ in range(2)]
 
 
-def own_positions(rows: PlaneRows, index: Tensor) -> Any:
-    """Positions in all rows as those in the plane of each example."""
-    ends = rows.sizes.prod(1).cumsum(0)
-    example = torch.bucketize(index[:, :1].contiguous(), ends, right=True)  # that of any channel
-    return rows.done(index - F.pad(ends, (1, 0))[example])
+def flat_position(position: Sequence[int], width: Sequence[int]) -> int:
+    """The flat position in a plane of these sizes."""
+    return functools.reduce(lambda at, step: at * step[1] + step[0], zip(position, width, strict=True), 0)
 
 
 def avg_pool(op: Op, n: int) -> Op:
@@ -137,14 +132,8 @@ def avg_pool(op: Op, n: int) -> Op:
             if divisor_override == 0:
                 raise ShapeError(message(op, "a divisor_override other than 0", "0", hint="None divides by the window"))
         kernel = fixed(kernel_size, n, op)
-        m = measured(input, n, op, spans, kernel_text(kernel))
         steps, pads = fixed(steps_of(kernel_size, stride), n, op), fixed(padding, n, op)
-        if halves(kernel, pads) and on_rows(m.source, integers=False):
-            rows = plane_rows(m, spans)
-            given = [rows.ordered(numbers) for numbers in (kernel, steps, pads)]
-            counted_as = bool(ceil_mode), bool(count_include_pad), divisor_override
-            return rows.done(avg_pool_rows(rows.x, rows.sizes, rows.total, *given, *counted_as))
-        p = filled(m, spans)
+        p = planes(input, n, op, spans, kernel_text(kernel))
         plain = (count_include_pad or not any(pads)) and not ceil_mode
         divisor = divisor_override or math.prod(kernel)
         if plain or divisor_override:
@@ -208,10 +197,6 @@ def max_unpool(op: Op, n: int) -> Op:
         steps = steps_of(kernel_size, stride)
         columns = zip(*reach(op, n, kernel_size=kernel_size, stride=steps, padding=padding), strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
-        if isinstance(input, NestedTensor) and input.device.type == "cpu":
-            m, where = [measured(x, n, op, spans, kernel_text(fixed(kernel_size, n, op))) for x in (input, indices)]
-            if in_order(m):
-                return scattered_rows(op, m, where, spans)
         p, index = [planes(x, n, op, spans, kernel_text(fixed(kernel_size, n, op))) for x in (input, indices)]
         return resized(p, scattered(op, p, index.data, spans), spans)
 
@@ -245,20 +230,6 @@ def inside(p: Planes) -> Tensor:
         position = torch.arange(p.data.shape[d + 2], device=size.device) < size.unsqueeze(1)
         parts.append(position.view(position.shape[0], 1, *[1] * d, position.shape[1], *[1] * (n - 1 - d)))
     return functools.reduce(torch.logical_and, parts)
-
-
-def scattered_rows(op: Op, m: Sizes, where: Sizes, spans: list[Span]) -> Any:
-    """Zeros with the elements of packed examples at their positions; in a graph and under vmap indices outside go to
-    one more position, cut off."""
-    rows, index = plane_rows(m, spans), plane_rows(where, spans).x
-    own = plane_sizes(m, spans, rows.order).prod(1)
-    example = torch.repeat_interleave(rows.sizes.prod(1), output_size=index.shape[0])
-    bound, start = own[example].unsqueeze(1), (own.cumsum(0) - own)[example].unsqueeze(1)
-    there = (index >= 0) & (index < bound)
-    if eager():
-        require(there.all(), outside(op), ShapeError)
-    zeros = rows.x.new_zeros((rows.total + 1, rows.x.shape[1]))
-    return rows.done(zeros.scatter(0, torch.where(there, index + start, rows.total), rows.x)[: rows.total])
 
 
 def outside(op: Op) -> str:

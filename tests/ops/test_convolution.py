@@ -1,4 +1,4 @@
-"""Convolution and max pooling of packed examples without a rectangle: both ways of the kernel, derivatives, graphs."""
+"""Convolution of packed examples without a rectangle: both ways of the kernel, derivatives, graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import tdc
 from tdc import NestedTensor, ShapeError, StructureError
 from tdc.compile import counted, export
 from tdc.ops.convolution import cpu, cpu_line
-from tdc.ops.convolution.max_pool import max_pool
 from tdc.ops.convolution.operator import convolve
 
 F: Any = torch.nn.functional
@@ -204,14 +203,6 @@ def test_derivatives_of_each_operation(way: str, which: int):
     assert torch.autograd.gradgradcheck(fn, given, check_fwd_over_rev=True)
 
 
-def test_derivatives_of_max_pool():
-    torch.manual_seed(0)
-    x = torch.randn(14, 2, dtype=DOUBLE, requires_grad=True)
-    fn = lambda x: max_pool(x, SMALL, 4, [0, 1], [2, 2], [1, 2], [0, 0], [1, 1], False)[0]  # noqa: E731
-    assert torch.autograd.gradcheck(fn, x, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(lambda x: fn(x).pow(3), x, check_fwd_over_rev=True)
-
-
 @pytest.mark.parametrize("mapped", [(1, 0), (0, 1), (1, 1)], ids=["first", "second", "both"])
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["x", "weight", "result"])
 def test_members(which: int, mapped: tuple[int, int]):
@@ -229,19 +220,6 @@ def test_members(which: int, mapped: tuple[int, int]):
         torch.testing.assert_close(found, want)
 
 
-def test_members_of_max_pool():
-    x = torch.randn(14, 3, 2, dtype=DOUBLE)
-    fn = lambda x: max_pool(x, SMALL, 4, [0, 1], [2, 2], [1, 2], [0, 0], [1, 1], False)[0]  # noqa: E731
-    slope = torch.func.grad(lambda x: fn(x).pow(2).sum())
-    want = torch.stack([slope(m) for m in x.unbind(1)])
-    torch.testing.assert_close(torch.vmap(fn, 1)(x), torch.stack([fn(m) for m in x.unbind(1)]))
-    torch.testing.assert_close(torch.vmap(slope, 1)(x), want)
-    whole = torch.func.grad(lambda x: torch.vmap(fn, 1)(x).pow(2).sum())(x)
-    torch.testing.assert_close(whole, want.transpose(0, 1))
-    with pytest.raises(StructureError, match="expected one ragged structure for all members"):
-        torch.vmap(lambda s: max_pool(x[:, 0], s, 4, [0, 1], [2, 2], [1, 2], [0, 0], [1, 1], False)[0])(SMALL[None])
-
-
 def test_members_share_sizes():
     x, weight, *_ = given_for(2)
     with pytest.raises(StructureError, match="expected one ragged structure for all members"):
@@ -256,9 +234,6 @@ def test_the_operators_by_themselves():
     torch.testing.assert_close(found, want)
     grads = [torch.autograd.grad(out.square().sum(), (x, weight, bias)) for out in (found, want)]
     torch.testing.assert_close(*grads)
-    out, index = torch.ops.tdc.max_pool_rows(x, SMALL, 4, [0, 1], [2, 2], [1, 2], [0, 0], [1, 1], False)
-    (grad,) = torch.autograd.grad(out.sum(), x)
-    torch.testing.assert_close(grad, torch.zeros_like(x).scatter_add(0, index, torch.ones_like(out)))
 
 
 def test_positions_that_are_not_those_of_the_sizes():
@@ -273,7 +248,7 @@ def test_positions_that_are_not_those_of_the_sizes():
 def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Conv2d(4, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2, 1, 1), nn.Conv2d(8, 6, 1),
+        nn.Conv2d(4, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 1),
         nn.Conv2d(6, 6, 3, padding="same", groups=2),
     )  # fmt: skip
 
@@ -321,7 +296,6 @@ def test_nodes_of_a_graph():
     names = [str(node.target) for node in graphs[0].graph.nodes]
     assert names.count("tdc.conv_rows.default") == 2
     assert names.count("aten.mm.default") + names.count("aten.addmm.default") == 1
-    assert names.count("tdc.max_pool_rows.default") == 1
     assert not [name for name in names if "aten.convolution" in name or "aten.index" in name]
 
 
@@ -414,8 +388,6 @@ def test_what_torch_refuses_goes_to_torch():
     x = packed(images(2))
     with pytest.raises(RuntimeError, match="scalar type"):
         F.conv2d(x, torch.randn(3, 4, 2, 2))
-    with pytest.raises(RuntimeError, match="pad should be at most half"):
-        F.max_pool2d(x, 2, 1, 2)
 
 
 def test_windows_are_gathered_in_pieces(monkeypatch: pytest.MonkeyPatch):

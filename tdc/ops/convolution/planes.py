@@ -11,25 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tdc.core.errors import StructureError, message
-
-
-class Reads(Protocol):
-    """What the positions of a result read."""
-
-    @property
-    def name(self) -> str:
-        """Of the operation, for errors."""
-        ...
-
-    def of(self, size: Sequence[int]) -> list[int]:
-        """The size of a result, of a plane's; 0 where a plane is too small."""
-        ...
 
 
 class Windows(NamedTuple):
@@ -40,14 +27,10 @@ class Windows(NamedTuple):
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int = 1
-    ceil_mode: bool = False
-    name: str = "conv"
 
     def of(self, size: Sequence[int]) -> list[int]:
+        """The size of a result, of a plane's; 0 where a plane is too small."""
         columns = zip(size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        if self.ceil_mode:  # a last window begins in front of the padding behind
-            found = [min((n + 2 * p - d * (k - 1) - 2 + s) // s, (n + p - 1) // s) for n, k, s, p, d in columns]
-            return [max(0, last + 1) for last in found]
         return [max(0, (n + 2 * p - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in columns]
 
     @property
@@ -59,7 +42,7 @@ class Windows(NamedTuple):
             return self._replace(dilation=dilation)
         own = self.kernel, self.stride, self.padding, dilation
         ones = [(one, *numbers) for one, numbers in zip((1, 1, 0, 1), own, strict=True)]
-        return Windows(ones[0], ones[1], ones[2], ones[3], self.groups, self.ceil_mode, self.name)
+        return Windows(ones[0], ones[1], ones[2], ones[3], self.groups)
 
 
 class Run(NamedTuple):
@@ -71,7 +54,7 @@ class Run(NamedTuple):
     results: tuple[int, ...]
 
 
-def runs(sizes: Tensor, w: Reads, positions: int, total: int) -> list[Run]:
+def runs(sizes: Tensor, w: Windows, positions: int, total: int) -> list[Run]:
     """All examples that leave something, neighbours of one size together."""
     found, begin, start = [], 0, 0
     for size, same in groupby(sizes.tolist()):
@@ -84,7 +67,7 @@ def runs(sizes: Tensor, w: Reads, positions: int, total: int) -> list[Run]:
         begin, start = end, stop
     if (begin, start) != (positions, total):
         got, hint = f"{positions} and {total}", f"sizes and windows make {begin} and {start}"
-        raise StructureError(message(w.name, "as many positions as its sizes have", got, hint=hint))
+        raise StructureError(message("conv", "as many positions as its sizes have", got, hint=hint))
     return found
 
 
