@@ -2,13 +2,12 @@
 
     "bld,de->ble"   weights of all examples       on packed values
     "bld,bld->bd"   over the ragged dim           on packed values, then example by example
-    "bld,bde->ble"  weights of each example       by one operator on CPU, else in a rectangle
+    "bld,bde->ble"  weights of each example       in a rectangle
     "bld,bmd->blm"  ragged by ragged              likewise; two ragged dims come back
     "bld,ble->bde"  outer products, summed        likewise
 
 A letter names a dim of the logical shape. Packed values are used where the product of one position is no larger than
-its factors or the result; elsewhere an operator multiplies example by example (`matrices`), or operands are padded,
-multiplied and packed again, or multiplied one by one where that is faster (see `subrows`).
+its factors or the result; elsewhere operands are padded, multiplied and packed again.
 
 Invariants: padding is 0 and meets 0 only, so NaN and infinities of one example stay there; a ragged letter keeps its
 batch letter; nothing is read on the host but the number of elements of a result with new ragged dims.
@@ -16,21 +15,17 @@ batch letter; nothing is read on the host but the number of elements of a result
 
 from __future__ import annotations
 
-import math
 import string
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import readable
 from tdc.core.errors import DtypeError, message
 from tdc.core.operators import serves
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops import subrows
 from tdc.ops.letters import (
     Term,
     check_letters,
@@ -42,7 +37,6 @@ from tdc.ops.letters import (
     sizes_by_letter,
     without_ones,
 )
-from tdc.ops.matrices.by_letters import Result, by_operator, matrix_letters
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
 from tdc.ragged.nested import build_nested
@@ -199,8 +193,7 @@ def multiply(terms: list[Term], out: str) -> Tensor:
 
 
 def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Ragged | Tensor:
-    """Operands in rectangles, 0 in padding, multiplied (by `run`, where that is another function), and as they were; or
-    example by example, where that is faster."""
+    """Pad operands with 0, multiply them by `run`, and return the result in the layout of the batches."""
     batches = [t for t in terms if is_ragged(t.x)]
     sizes = sizes_by_letter(op, batches)
     kept = "".join([c for c in out if c in sizes])
@@ -213,18 +206,11 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
         at = tuple([out.index(c) for c in kept])
         return cut_padding(build_masked(y, lengths, at, out.index(batch), new_lengths=owner is None), y)
     bounds = bounds_of(batches)
-    result = partial(result_structure, kept, owner, sizes, bounds, batches)
-    if run is multiply and batch in out:
-        letters = matrix_letters(terms, out, batch, kept)
-        if letters is not None and operator_pays(batches, bounds):
-            return by_operator(terms, letters, out, batch, kept, sizes, result)
-        if loop_pays(batches, bounds):
-            return by_rows(terms, out, batch, kept, result)
     ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]
     if not kept:
         return run(ready, out)
     y = run(ready, batch + kept + "".join([c for c in out if c not in kept and c != batch]))
-    s, total = result()
+    s, total = result_structure(kept, owner, sizes, bounds, batches)
     at = out.replace(batch, "").index(kept[0])
     return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
 
@@ -270,35 +256,6 @@ def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
     foreign = any([b.extent is not s.extent or b.column != r for r, b in enumerate(found)])
     data = pad_rows(t.x._values.movedim(s.packed_dim, 0), s, tuple([b.size for b in found]), cut=foreign)
     return Term(batch + letters + "".join([c for c in t.dims if c not in letters and c != batch]), data)
-
-
-def loop_pays(batches: list[Term], bounds: dict[str, Bound]) -> bool:
-    """Whether examples one by one are faster than rectangles."""
-    sizes = [[bounds[c].size if c in bounds else n for c, n in zip(t.dims, t.x.shape, strict=True)] for t in batches]
-    work = sum([math.prod(z) for z in sizes])
-    return subrows.pays(batches[0].x._values, batches[0].x._structure.batch_size, work)
-
-
-def operator_pays(batches: list[Term], bounds: dict[str, Bound]) -> bool:
-    """Whether the operator of such products is called: in graphs, and eagerly but for small pair maps."""
-    return serves(batches[0].x._values) and (not readable() or len(bounds) == 1 or loop_pays(batches, bounds))
-
-
-def by_rows(terms: list[Term], out: str, batch: str, kept: str, result: Result) -> Ragged | Tensor:
-    """Examples multiplied one by one, without padding."""
-    inner, rows = out.replace(batch, ""), next(t.x._structure.batch_size for t in terms if is_ragged(t.x))
-    product = partial(torch.einsum, ",".join([t.dims.replace(batch, "") for t in terms]) + "->" + inner)
-    parts = [
-        subrows.rows_of(t.x._values, t.x._structure) if is_ragged(t.x)
-        else t.x.unbind(t.dims.index(batch)) if batch in t.dims else [t.x] * rows
-        for t in terms
-    ]  # fmt: skip
-    found = [product(*part) for part in zip(*parts, strict=True)]
-    if not kept:
-        return torch.stack(found, out.index(batch))
-    at = inner.index(kept[0])
-    values = torch.cat([y.flatten(at, at + len(kept) - 1) for y in found] if len(kept) > 1 else found, at)
-    return build_nested(result()[0].moved(at, out.index(batch)), values)
 
 
 define(torch.einsum, "einsum", ragged=einsum)

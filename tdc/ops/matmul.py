@@ -32,7 +32,6 @@ from tdc.core.torch_functions import CALLED_BY
 from tdc.core.typing import Op
 from tdc.ops.einsum import contract
 from tdc.ops.letters import Term, joined
-from tdc.ops.matrices.groups import product_of_groups
 from tdc.ops.rectangle import with_sizes
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import repeated
@@ -50,10 +49,6 @@ def matmul(input: Any, other: Any) -> Ragged | Tensor:
         last = values.ndim - 1
         if s.packed_dim < last and s.batch_dim < last + s.ragged_ndim and other.shape[0] == values.shape[last]:
             return build_nested(s, torch.matmul(values, other))
-    if isinstance(input, NestedTensor) and isinstance(other, (NestedTensor, Tensor)):
-        found = product_of_groups(input, other)
-        if found is not None:
-            return found
     check_inner(input, other)
     left, right, out = letters_of(input, other)
     return contract(torch.matmul, [Term(left, input), Term(right, other)], out, exact="j")
