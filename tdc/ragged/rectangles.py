@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.dynamo import readable
 from tdc.core.slow_paths import announce
 from tdc.ragged.padding import as_number, exchange
 from tdc.ragged.segments import (
     coordinates,
-    counts_on_host,
     known_sizes,
     on_host,
     row_ids,
@@ -37,6 +37,7 @@ from tdc.ragged.structure import Structure, once, once_for_each
 
 Size = tuple[int, ...]
 LAUNCH = 1 << 35  # work that takes as long as one more rectangle: some 90 us of an H100, most of them of the host
+CALLS = 1 << 23  # the same on CPU: the calls of one more rectangle take some 150 us
 MOST = 4  # rectangles
 BLOCKS = 24  # of neighbours by size, which are not separated
 
@@ -71,13 +72,13 @@ class Rectangles:
 
 
 def near_sizes(work: float, s: Structure, *others: Structure) -> Rectangles | None:
-    """The rectangles of the least cost; None where one of all examples is as good, or nobody knows the sizes.
+    """The rectangles of the least cost; None where one of all examples is as good, or reading sizes is a sync.
 
     Args:
         work: for each position, in products times the bytes of an element.
         others: of batches whose sizes follow those of the first, so that positions are pairs.
     """
-    if not counts_on_host(s) or any([known_sizes(t) is None for t in (s, *others)]):
+    if not readable() or any([known_sizes(t) is None for t in (s, *others)]):
         return None
     return cheapest(s, work, *others)
 
@@ -85,15 +86,18 @@ def near_sizes(work: float, s: Structure, *others: Structure) -> Rectangles | No
 @once_for_each
 def cheapest(s: Structure, work: float, *others: Structure) -> Rectangles | None:
     """`near_sizes` of sizes that are known."""
-    best = min(partitions_of(s, *others), key=lambda r: r.positions * work + LAUNCH * len(r.counts))
+    launch, known = CALLS if s.offsets.device.type == "cpu" else LAUNCH, torch.cat(sizes_known(s, *others), 1)
+    if not s.batch_size or s.batch_size * math.prod(on_host(known.amax(0))) * work <= launch:
+        return None  # all in one rectangle take no longer than the calls of another
+    best = min(partitions_of(s, *others), key=lambda r: r.positions * work + launch * len(r.counts))
     return best if len(best.counts) > 1 else None
 
 
 @once
 def partitions_of(s: Structure, *others: Structure) -> list[Rectangles]:
     """The best rectangles, 1 of them, up to 2, and so on to MOST."""
-    known: Any = [known_sizes(t) for t in (s, *others)]
-    sizes = sorted([tuple(size) for size in on_host(torch.cat(known, 1))], key=lambda size: (max(size), size))
+    known = on_host(torch.cat(sizes_known(s, *others), 1))
+    sizes = sorted([tuple(size) for size in known], key=lambda size: (max(size), size))
     step = max(1, math.ceil(len(sizes) / BLOCKS))
     blocks = [sizes[at : at + step] for at in range(0, len(sizes), step)]
     order = order_of(torch.cat([sizes_of(t) for t in (s, *others)], 1))
@@ -102,6 +106,11 @@ def partitions_of(s: Structure, *others: Structure) -> list[Rectangles]:
         parts = [list(chain.from_iterable(blocks[a:b])) for a, b in pairwise((0, *cuts, len(blocks)))]
         found.append(Rectangles(order, tuple([len(part) for part in parts]), tuple([largest(part) for part in parts])))
     return found
+
+
+def sizes_known(*structures: Structure) -> Any:
+    """Sizes of each example on the host, (B, R) of each structure; `near_sizes` made sure of them."""
+    return [known_sizes(s) for s in structures]
 
 
 def order_of(sizes: Tensor) -> Tensor:

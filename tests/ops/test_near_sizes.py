@@ -1,4 +1,4 @@
-"""Convolution and attention on a few rectangles, as a GPU runs them: the numbers, and that no device is read."""
+"""Convolution and attention on a few rectangles: the numbers, and that no device is read."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ def several(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (near, plane_rectangles):
         monkeypatch.setattr(module, "from_rectangles", noted)
-    for module in (rectangles, plane_rectangles):
-        monkeypatch.setattr(module, "counts_on_host", lambda s: True)
-    monkeypatch.setattr(rectangles, "LAUNCH", 1)
+    monkeypatch.setattr(plane_rectangles, "counts_on_host", lambda s: True)
+    monkeypatch.setattr(rectangles, "CALLS", 1)
     monkeypatch.setattr(conv, "on_rows", lambda *given: False)
     monkeypatch.setattr(scaled_dot_product, "backend", lambda call: "padded")
     return made
@@ -141,7 +140,7 @@ def test_attention(several: list[int], monkeypatch: pytest.MonkeyPatch, name: st
     score_mod = (lambda s, b, h, i, j: s + slopes[b, h] * (i - j)) if biased else None
     mask, found = MASKS[name](), []
     for launch in (1, 1 << 60):
-        monkeypatch.setattr(rectangles, "LAUNCH", launch)
+        monkeypatch.setattr(rectangles, "CALLS", launch)
         rows = [Structure(t.offsets) for t in (q, k)]  # the best rectangles are kept on a structure
         operands = (q.values, k.values, v.values, *rows)
         out = varlen_attention(*operands, causal=causal, mask=mask, score_mod=score_mod)

@@ -34,10 +34,9 @@ CASES = {
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Structures that answer as on a device, where a rectangle costs next to nothing."""
-    monkeypatch.setattr(rectangles, "counts_on_host", lambda s: True)
-    monkeypatch.setattr(rectangles, "LAUNCH", 1)
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rectangle costs next to nothing."""
+    monkeypatch.setattr(rectangles, "CALLS", 1)
 
 
 def structure(sizes: list[list[int]]) -> Structure:
@@ -122,7 +121,7 @@ def test_padding_keeps_the_dtype(dtype: torch.dtype, fill: float):
     assert {part.dtype for part in to_rectangles(values, s, partitions_of(s)[1], fill)} == {dtype}
 
 
-def test_which_is_chosen(elsewhere: None):
+def test_which_is_chosen(free: None):
     s = structure(CASES["images"])
     few, many = near_sizes(1.0, s), near_sizes(1e-9, s)
     assert isinstance(few, Rectangles)
@@ -133,11 +132,7 @@ def test_which_is_chosen(elsewhere: None):
     assert near_sizes(1.0, structure([[4], [4]])) is None
 
 
-def test_on_the_host_there_is_one_rectangle():
-    assert near_sizes(1e12, structure(CASES["images"])) is None
-
-
-def test_pairs_of_two_batches(elsewhere: None):
+def test_pairs_of_two_batches(free: None):
     """A rectangle has as many positions as the product of its longest rows; each side has rectangles of its own."""
     queries, keys = structure([[3], [9], [0], [4]]), structure([[5], [8], [2], [0]])
     r = near_sizes(1.0, queries, keys)

@@ -58,8 +58,8 @@ def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[T
     if not (known(q_BHLD.shape[2] != 0) and known(k_BHMD.shape[2] != 0)):  # torch asks for sizes that a graph lacks
         by_hand = True
     if by_hand or directed((q_BHLD, k_BHMD, v_BHMD)):
-        weights = attention_weights(q_BHLD, k_BHMD, sizes, how)
-        return weights.to(v_BHMD.dtype) @ v_BHMD  # score_mod may have made them wider
+        weights, dead = weights_and_dead(q_BHLD, k_BHMD, sizes, how)
+        return (weights.to(v_BHMD.dtype) @ v_BHMD).masked_fill(dead, 0)  # score_mod may have made weights wider
     mask = score_mask(q_BHLD, k_BHMD, sizes, how)
     dead = ~(mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
     mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
@@ -105,15 +105,29 @@ def score_mask(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how
 
 def attention_weights(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> Tensor:
     """The weight of each key for each query (B, H, L, M), after dropout; 0 for queries without keys."""
-    scores = q_BHLD @ k_BHMD.transpose(2, 3) * (1 / math.sqrt(q_BHLD.shape[-1]) if how.scale is None else how.scale)
+    weights, dead = weights_and_dead(q_BHLD, k_BHMD, sizes, how)
+    return weights.masked_fill(dead, 0)
+
+
+def weights_and_dead(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> tuple[Tensor, Tensor]:
+    """Weights as of `attention_weights`, but finite for queries without keys, and which queries these are (B, H, L, 1).
+
+    The pairs are many, so scores are written once: -inf where a query does not attend, and 0 in all of a row that would
+    have nothing else.
+    """
+    scale = 1 / math.sqrt(q_BHLD.shape[-1]) if how.scale is None else how.scale
+    scores = (q_BHLD * scale) @ k_BHMD.transpose(2, 3)
     if how.score_mod is not None:
         at = [torch.arange(n, device=scores.device) for n in scores.shape]
         scores = how.score_mod(scores, *[p.view([-1 if i == d else 1 for i in range(4)]) for d, p in enumerate(at)])
     mask = score_mask(q_BHLD, k_BHMD, sizes, how)
-    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    dead = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
-    return F.dropout(weights, how.dropout) if how.keep is None else weights * how.keep
+    scores = scores if mask.dtype == torch.bool else scores + mask
+    keep = scores != -math.inf
+    keep = keep & mask if mask.dtype == torch.bool else keep
+    dead = ~keep.any(-1, keepdim=True)
+    hidden = torch.where(dead, 0.0, -math.inf).to(scores.dtype)
+    weights = torch.where(keep, scores, hidden).softmax(-1)
+    return F.dropout(weights, how.dropout) if how.keep is None else weights * how.keep, dead
 
 
 def within(window: int, score_mod: ScoreMod | None = None) -> ScoreMod:
