@@ -99,16 +99,6 @@ def one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tupl
     return outs, (0,) * len(outs)
 
 
-def in_direction_of_each(fn: Callable[..., Tensor], operands: Sequence[Any], directions: Sequence[Any]) -> Tensor:
-    """The derivative in a direction of a function that is linear in each operand; a direction of None is 0."""
-    parts = [
-        fn(*[direction if k == i else t for k, t in enumerate(operands)])
-        for i, direction in enumerate(directions)
-        if direction is not None
-    ]
-    return functools.reduce(torch.add, parts)
-
-
 def unserved() -> bool:
     """Whether a graph is traced in which operators of rows do not serve: one to be exported, which needs no Python
     then; or one with a derivative in a direction, for which torch (2.11-2.13) compares sizes that are data."""

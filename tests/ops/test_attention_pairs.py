@@ -1,4 +1,4 @@
-"""Attention with a function of scores on CPU, over packed pairs of queries and keys, against a loop over examples."""
+"""Attention with a function of scores on CPU, against a loop over examples."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from versions import refused
 import tdc
 from tdc import NestedTensor
 from tdc.compile import counted
-from tdc.ops.attention import pair_operators
-from tdc.testing import forbid
 
 H, LONGEST = 4, 90
-QUERIES, KEYS = (3, 0, 70, 5, 2), (4, 2, 66, 0, 6)  # one example above `LARGE`, rows without queries, without keys
+QUERIES, KEYS = (3, 0, 70, 5, 2), (4, 2, 66, 0, 6)  # rows without queries, without keys
 OTHERS = (((9, 7), (3, 12)), ((1, 2, 0, 4), (0, 3, 5, 1)))
 SMALL = (3, 0, 5, 2), (4, 2, 0, 6)
 DOUBLE = torch.float64
@@ -56,13 +54,7 @@ def operands(
     return [q, like.with_values(k.values), like.with_values(v.values)]
 
 
-def run(*parts: NestedTensor, **options: Any) -> Tensor:
-    """Attention, without padding."""
-    with forbid():
-        return attend(*parts, **options)
-
-
-def attend(q: NestedTensor, k: NestedTensor, v: NestedTensor, **options: Any) -> Tensor:
+def run(q: NestedTensor, k: NestedTensor, v: NestedTensor, **options: Any) -> Tensor:
     return tdc.ops.varlen_attention(q.values, k.values, v.values, q.structure, k.structure, **options)
 
 
@@ -225,35 +217,6 @@ def test_half_precision(dtype: torch.dtype):
         torch.testing.assert_close(a.float(), b, atol=6e-2, rtol=6e-2)
 
 
-def test_gradient_of_a_softmax_in_half_precision():
-    """Its sums are float32, and what is left of large gradients is rounded once."""
-    g, offsets = torch.Generator().manual_seed(3), tdc.offsets_of(torch.tensor([3, 20]))
-    y = pair_operators.softmax(torch.randn(2, 409, generator=g), offsets, None).bfloat16()
-    grad = (50 + torch.randn(2, 409, generator=g)).bfloat16()
-    got, exact = (
-        pair_operators.softmax_gradient(*args, offsets, None) for args in ((grad, y), (grad.float(), y.float()))
-    )
-    torch.testing.assert_close(got, exact.bfloat16())
-
-
-@pytest.mark.parametrize("operator", ["scores", "sums", "softmax", "gradient"])
-def test_derivatives_of_the_operators(operator: str):
-    """Of first and second order, in a direction and of several at once."""
-    ops, g = pair_operators, torch.Generator().manual_seed(3)
-    rows = [tdc.offsets_of(torch.tensor(n)) for n in SMALL]
-    n, m, p = sum(SMALL[0]), sum(SMALL[1]), 12 + 12
-    sizes = (n, 2, 3), (m, 2, 3), (2, p), (2, p)
-    q, k, x, y = [torch.randn(size, generator=g, dtype=DOUBLE).requires_grad_() for size in sizes]
-    fn, args = {
-        "scores": (lambda q, k: ops.scores(q, k, *rows, p), (q, k)),
-        "sums": (lambda x, k, q: (ops.sums(x, k, *rows, False, n), ops.sums(x, q, *rows, True, m)), (x, k, q)),
-        "softmax": (lambda x: ops.softmax(x, *rows), (x,)),
-        "gradient": (lambda x, y: ops.softmax_gradient(x, y, *rows), (x, y)),
-    }[operator]
-    assert torch.autograd.gradcheck(fn, args, check_forward_ad=True, check_batched_grad=True, fast_mode=True)
-    assert torch.autograd.gradgradcheck(fn, args, check_fwd_over_rev=True, fast_mode=True)
-
-
 def test_under_transforms():
     """vmap of a gradient, queries and slopes mapped, keys shared among members; gradients of gradients."""
     q, k, v = operands(*SMALL)
@@ -291,7 +254,7 @@ def test_in_a_direction():
         return torch.func.jvp(alone, (values,), (torch.ones_like(values),))
 
     call, want = torch.compile(directed, backend="eager", fullgraph=True), directed(reference)
-    for a, b in zip(call(attend), want, strict=True):
+    for a, b in zip(call(run), want, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
@@ -306,15 +269,10 @@ def test_one_graph(name: str, backend: str | None):
     options: dict[str, Any] = {"score_mod": score_mod, "mask": MASK}
     torch._dynamo.reset()
     how: dict[str, Any] = {"backend": backend} if backend else {}
-    call: Any = counted(lambda *parts: attend(*parts, **options), **how)
-
-    def unpadded(*parts: NestedTensor, **_: Any) -> Tensor:
-        with forbid():
-            out: Tensor = call(*parts)
-            return out
+    call: Any = counted(lambda *parts: run(*parts, **options), **how)
 
     for queries, keys in (SMALL, *OTHERS):
-        assert_same(unpadded, operands(queries, keys, 2), [*more, MASK], 1, **options)
+        assert_same(lambda *parts, **_: call(*parts), operands(queries, keys, 2), [*more, MASK], 1, **options)
     assert (call.counts.graphs, call.counts.compiles) == (1, 1)
 
 
@@ -323,7 +281,7 @@ def test_one_graph_for_padded_masks():
     """Rectangles of other sizes are no reason to compile."""
     how = {"score_mod": MODS["alibi"][0]}
     torch._dynamo.reset()
-    call: Any = counted(lambda *parts: attend(*parts[:3], mask=parts[3], **how), backend="eager")
+    call: Any = counted(lambda *parts: run(*parts[:3], mask=parts[3], **how), backend="eager")
     for queries, keys in (SMALL, ((9, 2, 7), (3, 4, 12)), ((1, 2, 3, 6, 4), (5, 3, 5, 1, 2))):
         parts = operands(queries, keys)
         mask = ragged(parts, H).detach()
@@ -343,18 +301,5 @@ def test_second_derivatives_of_a_graph():
 
     torch._dynamo.reset()
     with refused("Expected FakeTensor"):  # of a size that depends on data
-        got = torch.compile(torch.func.grad(slope(attend)), backend="aot_eager", fullgraph=True)(values)
+        got = torch.compile(torch.func.grad(slope(run)), backend="aot_eager", fullgraph=True)(values)
         torch.testing.assert_close(got, torch.func.grad(slope(reference))(values), atol=1e-4, rtol=1e-4)
-
-
-def test_the_function_of_scores_runs_once():
-    """On all pairs, with row, head and positions that broadcast against them."""
-    seen = []
-
-    def look(s: Tensor, *at: Tensor) -> Tensor:
-        seen.append([tuple(t.shape) for t in (s, *at)])
-        assert all(t.dtype == torch.int64 for t in at)
-        return s
-
-    run(*operands(*SMALL), score_mod=look)
-    assert seen == [[(H, 24), (1, 24), (H, 1), (1, 24), (1, 24)]]

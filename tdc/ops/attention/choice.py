@@ -4,13 +4,13 @@
     rows       CPU                      a fused SDPA for each example                  `cpu`, in the operator
     weights    CPU, dropout, a mask that learns, values   the weights of each example      `weights`, in the operator
                of another size than keys
-    pairs      CPU, a function of scores    all pairs of queries and keys, packed          `pairs`, in the graph
     flash      CUDA, half precision     torch's flash kernel for packed rows           `flash`, in the operator
     efficient  CUDA, what flash has not: single precision, head sizes, causal rows of     `efficient`, in the
                other lengths            torch's memory-efficient kernel                operator
     flex       CUDA, a mask or a function of scores inside a graph: flex_attention with   `flex`, in the graph
                a mask of documents
-    padded     everything, derivatives in a direction: SDPA of a rectangle, or of a few   `padded`, `near`, in the graph
+    padded     everything, a function of scores on CPU, derivatives in a direction: SDPA   `padded`, `near`, in the
+               of a rectangle, or of a few                                                 graph
 
 Invariants: all backends give the same numbers; the choice reads metadata, and neither times nor data.
 """
@@ -63,14 +63,14 @@ class Call(NamedTuple):
     moves: bool = False
 
 
-def backend(c: Call) -> Literal["rows", "weights", "pairs", "flash", "efficient", "flex", "padded"]:
+def backend(c: Call) -> Literal["rows", "weights", "flash", "efficient", "flex", "padded"]:
     """What runs a call."""
     size, value_size = c.sizes
     if c.moves:
         return "padded"
     if c.device == "cpu":
         if c.score_mod:
-            return "pairs"
+            return "padded"
         plain = c.dropout or c.learns or size != value_size or fused_cpu_forward is None or fused_cpu_backward is None
         return "weights" if plain else "rows"
     if c.device != "cuda" or c.dtype not in (*HALF, torch.float32):

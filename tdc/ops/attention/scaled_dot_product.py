@@ -3,10 +3,10 @@
     varlen_attention   q (N, H, D), k and v (M, G, D), structures of both   what everything else calls
     F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
-Rows stay packed where a kernel takes them so: for each example on CPU, a fused SDPA or the weights themselves, and all
-pairs of a query and a key where there is a function of scores; torch's flash kernel, its memory-efficient one and
-flex_attention on CUDA (`choice` has the list and chooses by metadata alone). Where none applies rows are padded, which
-needs the longest length and gives the same numbers; eagerly on CUDA rows of near lengths share a rectangle.
+Rows stay packed where a kernel takes them so: for each example on CPU, a fused SDPA or the weights themselves; torch's
+flash kernel, its memory-efficient one and flex_attention on CUDA (`choice` has the list and chooses by metadata alone).
+Where none applies rows are padded, which needs the longest length and gives the same numbers; in eager calls rows of
+near lengths share a rectangle.
 
 A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
 with two ragged dims.
@@ -41,7 +41,6 @@ from tdc.ops.attention.masks import operand, window_mask
 from tdc.ops.attention.near import attend_rectangles
 from tdc.ops.attention.operator import attend
 from tdc.ops.attention.padded import How, attend_padded, shared_heads, within
-from tdc.ops.attention.pairs import attend_pairs
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest, offsets_int32
@@ -78,9 +77,9 @@ def varlen_attention(
         ShapeError: a mask that is too small, heads of queries that are no multiple of those of keys.
 
     Compile:
-        One node on CPU, some with `score_mod`, and one on CUDA; flex_attention in graphs on CUDA with a mask or
-        score_mod. In the other cases of `tdc.ops.attention.choice` padded: the structures must carry their longest
-        length. A window is the flash kernel's own, else a mask.
+        One node on CPU and on CUDA; flex_attention in graphs on CUDA with a mask or score_mod. In the other cases of
+        `tdc.ops.attention.choice` padded: the structures must carry their longest length. A window is the flash
+        kernel's own, else a mask.
 
     Source:
         `torch.nn.functional.scaled_dot_product_attention` on each row; `score_mod` as in
@@ -130,8 +129,6 @@ def attend_by(
         offsets, masks = (q_rows.offsets, k_rows.offsets), operand(mask, q, q_rows, k_rows)
         seeds = torch.randint(SEEDS, (1,), device="cpu") if dropout else None
         return attend_rows(chosen, q, k, v, *offsets, *masks, seeds, None, None, 0, causal, scale, dropout)
-    if chosen == "pairs":
-        return attend_pairs(q, k, v, q_rows, k_rows, how)
     return attend_rectangles(q, k, v, q_rows, k_rows, how)
 
 
