@@ -105,11 +105,6 @@ def unserved() -> bool:
     return torch.compiler.is_exporting()
 
 
-def serves(x: Tensor) -> bool:
-    """True if an operator is called on values: on CPU."""
-    return x.device.type == "cpu" and not unserved()
-
-
 def unserved_traced() -> bool:
     """What Dynamo traces in place of `unserved`."""
     if under_transform() and not has_gradients_in_graphs():

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import DtypeError, message
-from tdc.core.operators import serves
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.letters import (

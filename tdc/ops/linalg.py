@@ -29,7 +29,7 @@ from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
 from tdc.ops.positionwise import at_positions, ends_static
 from tdc.ops.rectangle import as_batch, rectangle, repacked
-from tdc.ops.square_matrices import back, beside_identity, by_rows, loop_pays, squares, with_identity
+from tdc.ops.square_matrices import back, beside_identity, squares, with_identity
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.padding import pad_rows
@@ -118,9 +118,6 @@ def of_matrices(
     if wrong:
         hint = "loop over x.unbind()"
         raise UnsupportedError(message(op, "numbers or tensors behind ragged matrices", describe(wrong[0]), hint=hint))
-    one_by_one = not any([isinstance(a, Tensor) for a in (*rest, *kwargs.values())])  # else some are of each example
-    if one_by_one and isinstance(x, NestedTensor) and loop_pays(x):
-        return by_rows(op, lambda row: run(row, *rest, **kwargs), parts, x)
     out = squared(*squares(op, x), *rest, **kwargs)
     if isinstance(out, Tensor):
         return back(out, parts[0], x)

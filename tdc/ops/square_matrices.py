@@ -1,12 +1,11 @@
-"""Ragged square matrices: in one rectangle for torch's function, or one by one, and results as a batch again.
+"""Ragged square matrices: in one rectangle for torch's function, and results as a batch again.
 
     x (B, *S, -1, -1)    squares(x): data (B, *S, L, L), 0 where there is nothing, and where that is, (B, L)
     back(out, "ij", x)   matrices   (B, *S, L, L) -> (B, *S, -1, -1)
     back(out, "i", x)    vectors    (B, *S, L)    -> (B, *S, -1)
     back(out, "", x)     numbers    (B, *S)
 
-In a rectangle a matrix is followed by what leaves its own result alone: an identity matrix, or see `spectrum`. Large
-matrices on CPU are taken one by one, as the work of a rectangle grows with the third power of its size.
+In a rectangle a matrix is followed by what leaves its own result alone: an identity matrix, or see `spectrum`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, message
 from tdc.core.typing import Op
-from tdc.ops import subrows
 from tdc.ops.rectangle import repacked, with_sizes
 from tdc.ops.spectrum import along_rows
 from tdc.ragged.masked import MaskedBatch
@@ -36,33 +34,6 @@ def require_square(op: Op, x: Any) -> None:
     sizes = ragged_sizes(x)
     text = message(op, "square matrices", "one that is not", hint="x.sizes shows them")
     require((sizes[:, 0] == sizes[:, 1]).all(), text, ShapeError)
-
-
-def loop_pays(x: NestedTensor) -> bool:
-    """Whether matrices one by one are faster than rectangles, whose work grows with the third power of their size."""
-    s = x._structure
-    rows = s.batch_size
-    return subrows.pays(x._values, rows, rows * longest(s)[0] ** 3)
-
-
-def by_rows(op: Op, run: Op, parts: tuple[str, ...], x: NestedTensor) -> Any:
-    """Ragged square matrices one by one, without padding."""
-    require_square(op, x)
-    found = [run(row) for row in subrows.rows_of(x._values, x._structure)]
-    if isinstance(found[0], Tensor):
-        return joined(found, parts[0], x)
-    return type(found[0])([joined(list(t), part, x) for t, part in zip(zip(*found, strict=True), parts, strict=False)])
-
-
-def joined(found: list[Tensor], part: str, x: NestedTensor) -> NestedTensor | Tensor:
-    """What each matrix gave as the batch it is, or as numbers."""
-    s = x._structure
-    if not part:
-        return torch.stack(found, s.batch_dim)
-    if part == "ij":
-        return x.with_values(torch.cat([t.flatten(-2) for t in found], -1))
-    own = vector_structure(x, longest(s)[0])
-    return build_nested(own.moved(s.packed_dim, s.batch_dim), torch.cat(found, -1))
 
 
 def squares(op: Op, x: Any) -> tuple[Tensor, Tensor]:

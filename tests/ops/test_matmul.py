@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import samples
-from harness import check
 from texts import T, Texts
 from texts import ragged as packed_rows
 from torch._dynamo.exc import Unsupported
@@ -16,7 +14,6 @@ from versions import before
 
 import tdc
 from tdc import NestedTensor
-from tdc.ops import RULES
 
 NAN = float("nan")
 
@@ -325,14 +322,6 @@ def test_products_of_examples_that_are_stacks():
         torch.testing.assert_close(got, torch.inner(torch.tensor(2.0), r))
     with pytest.raises(tdc.ShapeError, match="stacks of matrices"):
         torch.bmm(x, w)
-
-
-@pytest.mark.parametrize("mode", ["eager", "grad"])
-def test_products_one_by_one_give_what_rectangles_give(mode: str, monkeypatch: pytest.MonkeyPatch):
-    """The samples of the matrix are too small for the loop over examples, which large ones take."""
-    monkeypatch.setattr("tdc.ops.einsum.loop_pays", lambda batches, bounds: True)
-    for rule in [rule for rule in RULES if (rule.name, rule.kind) in (("einsum", "nested"), ("matmul", "nested"))]:
-        check(rule, samples(rule), mode)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import tdc
-from tdc.ops.square_matrices import loop_pays
 
 LINALG: Any = torch.linalg
 NAN = float("nan")
@@ -150,42 +149,6 @@ def test_static_dims_in_front_and_a_batch_behind_them():
         for w, v, row in zip(values.unbind(at), vectors.unbind(at), rows, strict=True):
             assert_close(w, LINALG.eigvalsh(row))
             assert_close((v * w[:, None]) @ v.mT, row)
-
-
-RESULTS: dict[str, Any] = {
-    "eigvalsh": LINALG.eigvalsh, "svdvals": LINALG.svdvals, "inv": LINALG.inv, "det": LINALG.det, "pinv": LINALG.pinv,
-    "matrix_rank": LINALG.matrix_rank, "qr": lambda x: LINALG.qr(x)[1], "slogdet": lambda x: LINALG.slogdet(x)[1],
-    "pivots": lambda x: LINALG.lu_factor(x)[1], "exponential": exponential, "info": lambda x: LINALG.inv_ex(x)[1],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RESULTS)
-@pytest.mark.parametrize("front", [(), (2,)])
-def test_large_matrices_are_taken_one_by_one(name: str, front: tuple[int, ...], monkeypatch: pytest.MonkeyPatch):
-    """On CPU; results and gradients are those of rectangles."""
-    if name == "exponential" and front:
-        return
-    fn, dim = RESULTS[name], 1 + len(front)
-    rows = [m.expand(*front, *m.shape) / 9 + torch.eye(len(m)) for m in symmetric((20, 0, 13))]
-    found, grads = [], []
-    for pays in (True, False):
-        monkeypatch.setattr(tdc.ops.linalg, "loop_pays", lambda x, pays=pays: pays)
-        for turned in (False, True):
-            x: Any = tdc.pack([m.detach() for m in rows], ragged_dim=(dim, dim + 1)).requires_grad_()
-            out = fn(x.transpose(0, 1)).transpose(0, 1) if turned and front else fn(x)
-            if isinstance(out, tdc.NestedTensor):
-                tdc.validate(out)
-            found.append(out.values if isinstance(out, tdc.NestedTensor) else out)
-            grads += torch.autograd.grad(found[-1].square().sum(), x.values) if found[-1].requires_grad else []
-    for other in found[1:]:
-        assert_close(other, found[0])
-    for other in grads[1:]:
-        assert_close(other, grads[0])
-
-
-def test_the_loop_is_chosen_for_large_matrices():
-    assert [loop_pays(batches(drawn((n, 3)))[0]) for n in (4, 12, 13, 40)] == [False, False, True, True]
-    assert not loop_pays(batches(drawn((0, 0)))[0])
 
 
 def test_factors_and_pivots_are_those_of_each_matrix():
