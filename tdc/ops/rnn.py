@@ -3,7 +3,9 @@
     packed (NestedTensor)    (B, -1, D) -> (B, -1, H), and states (layers, B, H) after the last real step of each row
     padded (MaskedBatch)     the same on a rectangle; its padding is never read
 
-All layers are one call of `torch.ops.tdc.rnn`; `recurrent.operator` says how it runs.
+    in training on CPU, in graphs    all layers are one call of `torch.ops.tdc.rnn`
+    forward mode                     plain cells
+    otherwise                        torch's kernels for packed sequences
 
     P positions (packed total, or B·L), B rows, D features in, H out
 
@@ -24,8 +26,8 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.recurrent.by_cells import run_cells
-from tdc.ops.recurrent.derivatives import Options, Recur, learns, needs_tangents, recur
-from tdc.ops.recurrent.operator import KERNELS, fits, run_rows
+from tdc.ops.recurrent.derivatives import Options, learns, needs_tangents, recur
+from tdc.ops.recurrent.operator import KERNELS, fits, rnn_op, run_rows
 from tdc.ops.recurrent.order import Order, order_of, order_on
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of
@@ -53,16 +55,15 @@ def run_layers(
         tensors = [values, *states, *weights]
         if needs_tangents(tensors):
             return tuple(run_cells(values, order or order_of(starts, lengths), states, list(weights), *how))
-        if order is not None and not by_layers:
+        learned = learns(tensors)
+        if order is not None and not (by_layers and learned):
             return tuple(run_rows(values, order, states, list(weights), *how))
-        if not learns(tensors):
-            options = Options(len(states), len(tensors), False, how, order)
-            outs: tuple[Tensor, ...] = Recur.forward(starts, lengths, options, *tensors)
-            return outs
+        if not learned:
+            return tuple(rnn_op(False, values, starts, lengths, states, list(weights), *how))
         # Dynamo wants different tensors there (2.13), users may pass one twice.
         tensors[1 : 1 + len(states)] = [s.view_as(s) for s in states]
         options = Options(len(states), len(tensors), by_layers, how, order, learns([values]))
-        outs = recur(starts, lengths, options, *tensors)
+        outs: tuple[Tensor, ...] = recur(starts, lengths, options, *tensors)
         return outs[: 1 + len(states)]
     count, directions, last = len(weights) // layers, 1 + bidirectional, []
     for i in range(layers):
@@ -107,7 +108,7 @@ def check_sizes(mode: str, x: Any, states: list[Tensor], weights: Any, bias: boo
 
 
 def differ(shape: Any, known_shape: tuple[Any, ...]) -> bool:
-    """Whether a shape is not the known one, as far as a graph can tell."""
+    """True if a shape is not the known one, as far as a graph can tell."""
     return len(shape) != len(known_shape) or any([known(a != b) for a, b in zip(shape, known_shape, strict=True)])
 
 

@@ -48,13 +48,13 @@ def run_cells(
 
 
 def without_steps(values: Tensor, states: list[Tensor], bidirectional: bool) -> list[Tensor]:
-    """Outputs and states where no row has a step."""
+    """Outputs and states if no row has a step."""
     width = states[0].shape[-1] * (1 + bidirectional)
     return [values.new_zeros(values.shape[0], width), *[s.clone() for s in states]]
 
 
 def sides(x: Tensor, h: Tensor, weights: list[Tensor], bias: bool) -> tuple[Tensor, Tensor]:
-    """What the input and what the state add to each gate."""
+    """The gates' terms of the input and of the state."""
     w, u, *rest = weights
     first, second = rest[:2] if bias else (None, None)
     return F.linear(x, w, first), F.linear(h, u, second)
