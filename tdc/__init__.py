@@ -44,6 +44,7 @@ from .core.errors import UnsupportedError as UnsupportedError
 from .core.keys import unravel_key as unravel_key
 from .data.map import map as map
 from .interop.records import as_tensordict as as_tensordict
+from .layout.segments import offsets_of as offsets_of
 from .ops.copy import copy_ as copy_
 from .ops.factory import positions as positions
 from .ops.unbatched import unbatched as unbatched
@@ -56,7 +57,6 @@ from .ragged.nested import NestedTensor as NestedTensor
 from .ragged.pack import from_list as from_list
 from .ragged.pack import from_numpy as from_numpy
 from .ragged.pack import pack as pack
-from .ragged.segments import offsets_of as offsets_of
 from .ragged.validate import validate as validate
 from .tensordict.combine import cat_keys as cat_keys
 from .tensordict.combine import merge as merge

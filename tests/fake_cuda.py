@@ -24,9 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tdc.core import dynamo, pytree
+from tdc.layout.segments import sizes_on_host
+from tdc.layout.structure import Structure, remember
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import sizes_on_host
-from tdc.ragged.structure import Structure, remember
 
 aten = torch.ops.aten
 

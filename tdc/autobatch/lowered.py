@@ -35,8 +35,8 @@ from tdc.compile._torch.total import traced_for_all
 from tdc.compile._torch.tracing import before_operator
 from tdc.compile.upstream import Code, copied, even_gradients, needs_grad, own_gradients
 from tdc.core.asserts import require
+from tdc.layout.segments import row_ids
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import row_ids
 
 Mask = Any  # None, False, or a tensor
 End = tuple[Mask, tuple[Any, ...]]

@@ -24,8 +24,8 @@ from tdc.autobatch.values import Lane, flatten, lane_of, map_leaves, select, unf
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import certain, larger, smaller
 from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.layout.segments import longest
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import longest
 from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict
 

@@ -32,9 +32,9 @@ from tdc.core import pytree
 from tdc.core.arguments import expect, expect_number
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
+from tdc.layout.structure import Structure, extent_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.structure import Structure, extent_of
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import build_td
 

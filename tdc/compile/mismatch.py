@@ -14,10 +14,10 @@ from torch import Tensor
 from tdc.compile.flat import Bounds, Input, Size
 from tdc.core.errors import describe, dtype_name, show_sizes
 from tdc.core.keys import show
+from tdc.layout.segments import longest
+from tdc.layout.structure import Structure, extent_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import longest
-from tdc.ragged.structure import Structure, extent_of
 from tdc.ragged.two_level import TwoLevelTensor, build_two_level
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Static

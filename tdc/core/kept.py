@@ -1,6 +1,6 @@
 """Results that are kept for the arguments they were computed of: of metadata, which says the same at every call.
 
-Invariant: in graphs nothing is kept. What is computed of a batch is kept on its structure (`ragged.structure.once`).
+Invariant: in graphs nothing is kept. What is computed of a batch is kept on its structure (`layout.structure.once`).
 """
 
 from __future__ import annotations

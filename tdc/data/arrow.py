@@ -34,9 +34,9 @@ from tdc.core.errors import (
     refuse_wrong,
 )
 from tdc.core.extras import extra
+from tdc.layout.structure import Structure, extent_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.structure import Structure, extent_of
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Static
 from tdc.tensordict.object_array import ObjectArray

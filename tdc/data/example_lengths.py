@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.layout.segments import lengths_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import lengths_of
 from tdc.ragged.two_level import TwoLevelTensor
 
 

@@ -37,11 +37,11 @@ from tdc.core.errors import (
 from tdc.core.keys import as_path, show
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
 from tdc.interop.records import as_tensordict, batch_of, has_fields
+from tdc.layout.padding import shift_rows
 from tdc.ragged.convert import to_padded
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
-from tdc.ragged.padding import shift_rows
 from tdc.tensordict.mapping import existing_path
 from tdc.tensordict.nodes import Nodes, statics, without_extra
 from tdc.tensordict.paths import depth, within

@@ -21,9 +21,9 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, me
 from tdc.core.keys import show
 from tdc.core.typing import NestedKey
 from tdc.data.epochs import whole_number
+from tdc.layout.structure import Structure, extent_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.structure import Structure, extent_of
 from tdc.tensordict.combine import named_leaves
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.tensordict import TensorDict

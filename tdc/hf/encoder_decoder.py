@@ -29,10 +29,10 @@ from tdc.hf.inputs import ASKED, IGNORED, check_options, check_rows, named, para
 from tdc.hf.outputs import nest_sides
 from tdc.hf.packed import CROSS, OP, Packed
 from tdc.hf.positions import Side, counted
+from tdc.layout.padding import pack_rows, pad_rows
+from tdc.layout.segments import longest
+from tdc.layout.structure import Structure, extent_of
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import longest
-from tdc.ragged.structure import Structure, extent_of
 
 SOURCES = ("input_ids", "inputs_embeds", "position_ids")
 TARGETS = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "decoder_position_ids")

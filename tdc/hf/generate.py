@@ -19,9 +19,9 @@ from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.hf.model import expect_model
 from tdc.interop.huggingface import to_hf
+from tdc.layout.segments import lengths_of
 from tdc.ragged.convert import from_padded
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import lengths_of
 
 OP = "hf.generate"
 REFUSED = {  # options that are made of the prompts, or that change what comes back

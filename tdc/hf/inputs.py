@@ -24,11 +24,11 @@ from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.hf.packed import OP, Packed
 from tdc.interop.huggingface import OFFSETS
+from tdc.layout.padding import pad_rows, valid_mask
+from tdc.layout.segments import lengths_of, local_positions, longest, sizes_of
+from tdc.layout.structure import Structure, extent_of, require_same
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import pad_rows, valid_mask
-from tdc.ragged.segments import lengths_of, local_positions, longest, sizes_of
-from tdc.ragged.structure import Structure, extent_of, require_same
 from tdc.tensordict.tensordict import TensorDict
 
 ASKED = "tdc_asked"  # the argument by which `check` asks for a list of the calls of attention

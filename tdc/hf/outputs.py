@@ -17,10 +17,10 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.hf.packed import OP, Packed
+from tdc.layout.padding import pack_rows, pad_rows
+from tdc.layout.segments import lengths_of, longest
+from tdc.layout.structure import Structure
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import lengths_of, longest
-from tdc.ragged.structure import Structure
 
 TOKENS = ("last_hidden_state", "hidden_states", "logits", "prediction_logits")  # (1, N, ...)
 STATES = ("last_hidden_state", "hidden_states", "start_logits", "end_logits")  # (B, L, ...) of a head of rows

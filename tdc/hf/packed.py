@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tdc.ragged.structure import Structure
+from tdc.layout.structure import Structure
 
 OP = "hf.attend"
 CROSS = "tdc_cross"  # the argument for attention whose mask the model leaves out, of targets to sources

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from tdc.core.annotations import python_signature
 from tdc.hf.packed import Packed
-from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import local_positions, longest
-from tdc.ragged.structure import Structure
+from tdc.layout.padding import pack_rows, pad_rows
+from tdc.layout.segments import local_positions, longest
+from tdc.layout.structure import Structure
 
 HOOKED = "tdc_hooked"  # the attribute by which a module is known again
 OF_TOKENS = {"input_ids", "inputs_embeds", "cache_length"}  # the arguments of a table of tokens

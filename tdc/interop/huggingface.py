@@ -18,11 +18,11 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, keys_of
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
+from tdc.layout.padding import shift_rows
+from tdc.layout.segments import offsets_of
+from tdc.layout.structure import Structure, extent_of, require_same
 from tdc.ragged.convert import to_padded
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import shift_rows
-from tdc.ragged.segments import offsets_of
-from tdc.ragged.structure import Structure, extent_of, require_same
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.tensordict import TensorDict
 

@@ -33,8 +33,8 @@ from tdc.io.leaves import MAKERS, NAMES, Faulty, taken_apart
 from tdc.io.load import OP, map_all, open_store
 from tdc.io.manifest import parse, stored
 from tdc.io.origin import Origin, Source, is_written, origin_of
+from tdc.layout.structure import Structure
 from tdc.ragged.storage import BATCHES
-from tdc.ragged.structure import Structure
 from tdc.tensordict.nodes import Nodes
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict, build_td

@@ -27,10 +27,10 @@ from tdc.core.keys import parts, path_of
 from tdc.core.one_storage import identity
 from tdc.io.filenames import Keys, Part, dotted, refuse_damage
 from tdc.io.manifest import DTYPES, MOST_DEPTH, Entry, Node, Stored, Table, Tie, stored_at
+from tdc.layout.segments import longest
+from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import longest
-from tdc.ragged.structure import Structure
 from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.leaf import unwrap, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner, name_of

@@ -23,14 +23,14 @@ from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import certain
 from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
+from tdc.layout.segments import begins, column, lengths_of, local_positions, reduce_rows, row_ids
+from tdc.layout.structure import Structure
 from tdc.ops import segments as plain
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import settle
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import begins, column, lengths_of, local_positions, reduce_rows, row_ids
 from tdc.ragged.storage import Ragged, axis_of, data_of, map_results, without_dims
-from tdc.ragged.structure import Structure
 
 
 class Segments(NamedTuple):

@@ -25,10 +25,10 @@ from tdc.core.dynamo import eager, known
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
+from tdc.layout.segments import lengths_of, reduce_rows, spread
 from tdc.ops.positionwise import dense_weights
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import lengths_of, reduce_rows, spread
 from tdc.ragged.storage import Ragged
 
 

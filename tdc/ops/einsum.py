@@ -25,6 +25,17 @@ from torch import Tensor
 from tdc.core.errors import DtypeError, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
+from tdc.layout.padding import pack_rows, pad_rows
+from tdc.layout.segments import (
+    counts_on_host,
+    longest_at_least,
+    reduce_rows,
+    sizes_on_host,
+    spread,
+    structure_of_sizes,
+    total_of,
+)
+from tdc.layout.structure import Structure, remember, require_same
 from tdc.ops.letters import (
     Term,
     check_letters,
@@ -39,18 +50,7 @@ from tdc.ops.letters import (
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
 from tdc.ragged.nested import build_nested
-from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import (
-    counts_on_host,
-    longest_at_least,
-    reduce_rows,
-    sizes_on_host,
-    spread,
-    structure_of_sizes,
-    total_of,
-)
 from tdc.ragged.storage import Ragged, is_ragged
-from tdc.ragged.structure import Structure, remember, require_same
 
 Run = Callable[[list[Term], str], Tensor]
 

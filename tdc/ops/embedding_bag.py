@@ -19,11 +19,11 @@ from tdc.core.arguments import expect_number
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import IndexingError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
+from tdc.layout.segments import lengths_of, reduce_rows
 from tdc.ops.pointwise import packed_operand
 from tdc.ops.positionwise import dense_weights
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import lengths_of, reduce_rows
 
 MODES = ("mean", "sum", "max")
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from tdc.core.arguments import expect, int_tuple
 from tdc.core.errors import ShapeError, describe, message, show_sizes
 from tdc.core.rules import define, note_syncs
+from tdc.layout.segments import local_positions
 from tdc.ops.batch import lift
 from tdc.ops.pointwise import unary
 from tdc.ops.shape import ints
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import local_positions
 from tdc.ragged.storage import axis_entries, data_of
 from tdc.tensordict.tensordict import TensorDict
 

@@ -32,15 +32,15 @@ from tdc.core.dynamo import is_zero, known
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import OpName
+from tdc.layout.padding import exchange, valid_mask
+from tdc.layout.segments import longest, structure_of_sizes
+from tdc.layout.structure import Structure, check_sizes, extent_of
 from tdc.ops.join import cat_rows
 from tdc.ops.partial_ragged import in_order
 from tdc.ragged.index import rows_at, rows_between
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import exchange, valid_mask
-from tdc.ragged.segments import longest, structure_of_sizes
 from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, ragged_sizes, sizes_along, with_static
-from tdc.ragged.structure import Structure, check_sizes, extent_of
 from tdc.ragged.two_level import TwoLevelTensor, as_levels
 
 

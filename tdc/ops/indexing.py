@@ -18,6 +18,7 @@ from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, message, op_name
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op, OpName
+from tdc.layout.segments import local_positions, row_ids, spread
 from tdc.ops.masks import put_where
 from tdc.ops.pointwise import mixed
 from tdc.ops.positions import (
@@ -37,7 +38,6 @@ from tdc.ops.positions import (
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, in_rectangle
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import local_positions, row_ids, spread
 from tdc.ragged.storage import Ragged, Results, axis_of, data_of, fitted, ragged_sizes, sizes_along, with_data
 
 # -- an index with an entry for each element

@@ -19,10 +19,7 @@ from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ragged.index import insert_dim
-from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
-from tdc.ragged.nested import NestedTensor, build_nested, build_result
-from tdc.ragged.segments import (
+from tdc.layout.segments import (
     columns,
     local_positions,
     offsets_of,
@@ -31,9 +28,12 @@ from tdc.ragged.segments import (
     structure_of_sizes,
     tell,
 )
-from tdc.ragged.spans import gather_spans, take_spans
+from tdc.layout.spans import gather_spans, take_spans
+from tdc.layout.structure import Structure, extent_of
+from tdc.ragged.index import insert_dim
+from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
+from tdc.ragged.nested import NestedTensor, build_nested, build_result
 from tdc.ragged.storage import Ragged, axis_of, data_of, feature_axis, fitted, with_data
-from tdc.ragged.structure import Structure, extent_of
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:

@@ -23,13 +23,7 @@ from tdc.core.dynamo import known, larger
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
-from tdc.ops.positions import dim_of, flat_examples
-from tdc.ops.rectangle import rectangle, with_sizes
-from tdc.ragged.convert import to_packed, to_padded
-from tdc.ragged.index import at_each, rows_at
-from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import (
+from tdc.layout.segments import (
     elements,
     lengths_of,
     on_host_too,
@@ -39,9 +33,15 @@ from tdc.ragged.segments import (
     structure_of_sizes,
     tell,
 )
-from tdc.ragged.spans import take_spans
+from tdc.layout.spans import take_spans
+from tdc.layout.structure import Structure, extent_of, require_same
+from tdc.ops.positions import dim_of, flat_examples
+from tdc.ops.rectangle import rectangle, with_sizes
+from tdc.ragged.convert import to_packed, to_padded
+from tdc.ragged.index import at_each, rows_at
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, axis_of, changed_sizes, data_of, is_ragged, ragged_sizes, sizes_along, with_data
-from tdc.ragged.structure import Structure, extent_of, require_same
 
 MODES = ("constant", "reflect", "replicate", "circular")
 

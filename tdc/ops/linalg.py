@@ -24,6 +24,8 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.torch_functions import is_handed_on
 from tdc.core.typing import Op
+from tdc.layout.padding import pad_rows
+from tdc.layout.segments import longest
 from tdc.ops import spectrum
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
@@ -32,8 +34,6 @@ from tdc.ops.rectangle import as_batch, rectangle, repacked
 from tdc.ops.square_matrices import back, beside_identity, squares, with_identity
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.padding import pad_rows
-from tdc.ragged.segments import longest
 from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, map_results, ragged_sizes, with_data, without_dims
 
 # -- matrices of static size

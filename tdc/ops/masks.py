@@ -15,10 +15,10 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs
+from tdc.layout.segments import coordinates, count_rows, row_ids, structure_of_sizes
 from tdc.ops.positions import flat_bounds, flat_examples
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import coordinates, count_rows, row_ids, structure_of_sizes
 from tdc.ragged.storage import Ragged, data_of, fitted, ragged_sizes, with_data
 
 

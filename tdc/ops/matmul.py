@@ -30,11 +30,11 @@ from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, 
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
 from tdc.core.torch_functions import CALLED_BY
 from tdc.core.typing import Op
+from tdc.layout.segments import repeated
 from tdc.ops.einsum import contract
 from tdc.ops.letters import Term, joined
 from tdc.ops.rectangle import with_sizes
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import repeated
 from tdc.ragged.storage import Ragged, is_ragged
 
 BATCH = "b"

@@ -18,9 +18,9 @@ from tdc.core.arguments import expect
 from tdc.core.errors import UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.one_storage import copies, is_plain, shared_buffer
+from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.structure import Structure
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Replaced = dict[int, Tensor]  # by the identity of the old tensor

@@ -24,12 +24,12 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.typing import Op
+from tdc.layout.segments import counts_on_host, positions_in, sizes_of, sizes_on_host, structure_of_sizes, total_of
+from tdc.layout.structure import remember, require_same
 from tdc.ops.leafwise import first_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import counts_on_host, positions_in, sizes_of, sizes_on_host, structure_of_sizes, total_of
 from tdc.ragged.storage import Ragged, ragged_sizes
-from tdc.ragged.structure import remember, require_same
 
 UNEQUAL = "rows of different lengths"
 

@@ -26,10 +26,8 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, message
 from tdc.core.typing import Op, OpName
-from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import exchange, valid_mask
-from tdc.ragged.segments import (
+from tdc.layout.padding import exchange, valid_mask
+from tdc.layout.segments import (
     columns,
     elements,
     offsets_of,
@@ -39,8 +37,10 @@ from tdc.ragged.segments import (
     sizes_on_host,
     structure_of_sizes,
 )
+from tdc.layout.structure import Structure, once_for_each, remember
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import changed_sizes, map_results
-from tdc.ragged.structure import Structure, once_for_each, remember
 
 
 class Lines(NamedTuple):

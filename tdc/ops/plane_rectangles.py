@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.layout.rectangles import Rectangles, from_rectangles, near_sizes, to_rectangles
+from tdc.layout.segments import counts_on_host, sizes_of, structure_of_sizes, tell
+from tdc.layout.structure import Structure, once
 from tdc.ops.plane_rows import PlaneRows, plane_rows
 from tdc.ops.spatial import Sizes, Span, filled, resized, sizes_after
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.rectangles import Rectangles, from_rectangles, near_sizes, to_rectangles
-from tdc.ragged.segments import counts_on_host, sizes_of, structure_of_sizes, tell
-from tdc.ragged.structure import Structure, once
 
 
 def on_rectangles(

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import is_zero
+from tdc.layout.structure import Structure
 from tdc.ops.spatial import Sizes, Span, sizes_after, structure_and_total
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.structure import Structure
 
 T = TypeVar("T")
 

@@ -30,16 +30,16 @@ from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, des
 from tdc.core.kinds import of_torch_nested
 from tdc.core.rules import MODES, define, note_syncs
 from tdc.core.typing import Op
+from tdc.layout.padding import pack_rows
+from tdc.layout.segments import coordinates, longest, spread
+from tdc.layout.spans import gather_spans
+from tdc.layout.structure import Structure
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import NUMBERS, nary_tensordict, unary_tensordict
 from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
 from tdc.ragged.masked import MaskedBatch, fitted_masked
 from tdc.ragged.nested import NestedTensor, build_result
-from tdc.ragged.padding import pack_rows
-from tdc.ragged.segments import coordinates, longest, spread
-from tdc.ragged.spans import gather_spans
 from tdc.ragged.storage import Ragged, data_of, map_results, with_data
-from tdc.ragged.structure import Structure
 from tdc.tensordict.tensordict import TensorDict
 
 

@@ -27,15 +27,15 @@ from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.typing import Op, OpName
+from tdc.layout.segments import lengths_of, row_ids, spread
+from tdc.layout.structure import Structure, require_same
 from tdc.ops.join import as_rows
 from tdc.ops.pointwise import packed_operand, padded_operand
 from tdc.ragged.index import cut_rows
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import lengths_of, row_ids, spread
 from tdc.ragged.storage import Ragged, axis_of, fitted, ragged_sizes, sizes_along
-from tdc.ragged.structure import Structure, require_same
 
 
 def beside(op: Op, x: Any, like: Any) -> Any:

@@ -17,6 +17,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.core.rules import define
+from tdc.layout.segments import spread
 from tdc.ops.along_dim import along_static, segments_of, with_elements
 from tdc.ops.batch import along
 from tdc.ops.extremes import extreme_position
@@ -24,7 +25,6 @@ from tdc.ops.leafwise import unary_tensordict
 from tdc.ops.pointwise import unary, unary_nested
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.segments import spread
 from tdc.ragged.storage import Ragged, data_of, with_data
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
+from tdc.layout.padding import pack_rows, pad_rows
+from tdc.layout.segments import longest
 from tdc.ragged.convert import to_packed
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import build_nested
-from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import longest
 from tdc.ragged.storage import Ragged
 
 

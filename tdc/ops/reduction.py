@@ -28,13 +28,13 @@ from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
+from tdc.layout.segments import column, lengths_of, own_share, reduce_rows
+from tdc.layout.structure import Structure
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_result
-from tdc.ragged.segments import column, lengths_of, own_share, reduce_rows
 from tdc.ragged.storage import Ragged, feature_axis, lacking, with_data
-from tdc.ragged.structure import Structure
 
 
 def reduction(

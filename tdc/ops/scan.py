@@ -24,6 +24,9 @@ from tdc.core.dynamo import certain, readable
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
+from tdc.layout.segments import elements, lengths_of, on_host_too, sizes_on_host
+from tdc.layout.spans import gather_spans, take_spans
+from tdc.layout.structure import Structure, remember
 from tdc.ops.along_dim import along_static, named_result, ragged_dim
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, by_lines
@@ -31,10 +34,7 @@ from tdc.ops.product import cumprod
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import elements, lengths_of, on_host_too, sizes_on_host
-from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
-from tdc.ragged.structure import Structure, remember
 
 
 def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged | tuple[Ragged, ...]:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.layout.segments import column, local_positions, reduce_rows, row_ids, spread
+from tdc.layout.structure import Structure
 from tdc.ops.reduction import finite
-from tdc.ragged.segments import column, local_positions, reduce_rows, row_ids, spread
-from tdc.ragged.structure import Structure
 
 NONE = torch.iinfo(torch.int64).max
 

@@ -26,6 +26,8 @@ from tdc.core.dynamo import constant, known
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims, OpName
+from tdc.layout.segments import columns, mirrored, rolled, sizes_of, tell
+from tdc.layout.structure import Structure, extent_of
 from tdc.ops.flatten import filled, flatten_ragged, regrouped, unflatten_ragged
 from tdc.ops.join import cat_rows
 from tdc.ops.partial_ragged import along_lines, by_lines, in_order
@@ -33,9 +35,7 @@ from tdc.ragged.index import at_each, insert_dim, neutral, rows_between
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import columns, mirrored, rolled, sizes_of, tell
 from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, without_dims
-from tdc.ragged.structure import Structure, extent_of
 
 
 def ints(op: OpName, sizes: tuple[Any, ...]) -> tuple[int, ...]:

@@ -30,11 +30,8 @@ from tdc.core.dynamo import is_zero, known, larger, readable, smaller
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
-from tdc.ops.rectangle import rectangle, repacked, with_sizes
-from tdc.ops.reduction import finite
-from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import pack_rows
-from tdc.ragged.segments import (
+from tdc.layout.padding import pack_rows
+from tdc.layout.segments import (
     counts_on_host,
     longest_at_least,
     sizes_of,
@@ -44,8 +41,11 @@ from tdc.ragged.segments import (
     tell,
     total_of,
 )
+from tdc.layout.structure import Structure, once, once_for_each
+from tdc.ops.rectangle import rectangle, repacked, with_sizes
+from tdc.ops.reduction import finite
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, Results, is_ragged, map_results
-from tdc.ragged.structure import Structure, once, once_for_each
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, message
 from tdc.core.typing import Op
+from tdc.layout.padding import pack_rows, pad_rows
+from tdc.layout.segments import longest, structure_of_sizes, tell, total_of
+from tdc.layout.structure import Structure
 from tdc.ops.rectangle import repacked, with_sizes
 from tdc.ops.spectrum import along_rows
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import longest, structure_of_sizes, tell, total_of
 from tdc.ragged.storage import Ragged, ragged_sizes
-from tdc.ragged.structure import Structure
 
 
 def require_square(op: Op, x: Any) -> None:

@@ -33,10 +33,10 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedE
 from tdc.core.rules import DISPATCH, IMPLS, ROWS, RULES, TENSOR_OPERATORS, Rule, add_rule
 from tdc.core.signatures import run_named
 from tdc.core.typing import Op
+from tdc.layout.segments import row_ids
+from tdc.layout.structure import Structure, require_same
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import row_ids
-from tdc.ragged.structure import Structure, require_same
 from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inner_at, numbered
 
 FAMILIES = ("pointwise", "random", "positionwise", "loss", "norm", "factory")

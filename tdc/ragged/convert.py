@@ -29,12 +29,12 @@ from tdc.core.errors import (
     show_sizes,
 )
 from tdc.core.typing import Dims
+from tdc.layout.padding import pack_rows, pad_rows, shift_rows, valid_mask
+from tdc.layout.segments import known_sizes, longest, longest_on_host, structure_of_sizes, total_of
+from tdc.layout.spans import gather_spans, take_spans
+from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import pack_rows, pad_rows, shift_rows, valid_mask
-from tdc.ragged.segments import known_sizes, longest, longest_on_host, structure_of_sizes, total_of
-from tdc.ragged.spans import gather_spans, take_spans
-from tdc.ragged.structure import Structure
 from tdc.ragged.two_level import TwoLevelTensor
 
 

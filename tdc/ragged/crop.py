@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, message
-from tdc.ragged.index_forms import Span, has_tensors, kept, longest_span, positions_of, spans
-from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import (
+from tdc.layout.segments import (
     coordinates,
     on_host_too,
     row_ids,
@@ -33,7 +31,9 @@ from tdc.ragged.segments import (
     structure_of_sizes,
     total_of,
 )
-from tdc.ragged.structure import Structure, remember
+from tdc.layout.structure import Structure, remember
+from tdc.ragged.index_forms import Span, has_tensors, kept, longest_span, positions_of, spans
+from tdc.ragged.nested import NestedTensor, build_nested
 
 
 def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import PLAIN, readable
-from tdc.ragged.segments import on_host
+from tdc.layout.segments import on_host
 
 EDGE = 3  # how many entries of either end are shown
 NEWLINE = "\n    "

@@ -28,6 +28,25 @@ from tdc.core.arguments import expect
 from tdc.core.dynamo import eager, known, mark_dynamic, readable
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
+from tdc.layout.segments import (
+    count_rows,
+    counts_on_host,
+    elements,
+    extent_of_rows,
+    lengths_of,
+    mirrored,
+    offsets_on_host,
+    offsets_to_read,
+    on_host,
+    on_host_too,
+    row_ids,
+    sizes_on_host,
+    sizes_to_read,
+    structure_of_sizes,
+    tell,
+)
+from tdc.layout.spans import gather_spans, take_spans
+from tdc.layout.structure import Structure, counted, extent_of, remember
 from tdc.ragged.crop import crop_rows
 from tdc.ragged.index_forms import (
     FULL,
@@ -54,26 +73,7 @@ from tdc.ragged.index_forms import (
 )
 from tdc.ragged.masked import MaskedBatch, build_masked, crop
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import (
-    count_rows,
-    counts_on_host,
-    elements,
-    extent_of_rows,
-    lengths_of,
-    mirrored,
-    offsets_on_host,
-    offsets_to_read,
-    on_host,
-    on_host_too,
-    row_ids,
-    sizes_on_host,
-    sizes_to_read,
-    structure_of_sizes,
-    tell,
-)
-from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import B, Ragged, axis_of, data_of, fitted, is_ragged, sizes_along, with_static
-from tdc.ragged.structure import Structure, counted, extent_of, remember
 
 
 def same_structure(x: Any, y: Any) -> bool:

@@ -32,9 +32,9 @@ from tdc.core.frozen import constant_of, constants_of
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
+from tdc.layout.padding import valid_mask
+from tdc.layout.structure import other_size
 from tdc.ragged.display import has_numbers, shown, text
-from tdc.ragged.padding import valid_mask
-from tdc.ragged.structure import other_size
 from tdc.ragged.unflattened import expect_lengths
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, me
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
-from tdc.ragged.display import has_numbers, shown, text
-from tdc.ragged.segments import (
+from tdc.layout.segments import (
     known_sizes,
     lengths_of,
     lengths_on_host,
@@ -45,7 +44,7 @@ from tdc.ragged.segments import (
     sizes_of,
     sizes_on_host,
 )
-from tdc.ragged.structure import (
+from tdc.layout.structure import (
     Structure,
     check_ends,
     check_offsets,
@@ -54,6 +53,7 @@ from tdc.ragged.structure import (
     other_size,
     remember,
 )
+from tdc.ragged.display import has_numbers, shown, text
 from tdc.ragged.unflattened import expect_offsets, expect_sizes
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from torch import Tensor
 from tdc.core.arguments import int_tuple
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.typing import Dims
+from tdc.layout.segments import sizes_on_host, structure_of_sizes
+from tdc.layout.structure import remember
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import sizes_on_host, structure_of_sizes
-from tdc.ragged.structure import remember
 from tdc.ragged.two_level import TwoLevelTensor, build_two_level, check_batch
 
 

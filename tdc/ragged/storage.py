@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tdc.core.dynamo import trace_as
 from tdc.core.typing import OpName
+from tdc.layout.structure import require_same
 from tdc.ragged.masked import MaskedBatch, build_masked, fitted_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.structure import require_same
 from tdc.ragged.two_level import TwoLevelTensor
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"

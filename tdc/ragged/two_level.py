@@ -37,11 +37,11 @@ from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureErro
 from tdc.core.pytree import register
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.slow_paths import announce
+from tdc.layout.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
+from tdc.layout.structure import Structure, check_ends, check_offsets, extent_of, require_same
 from tdc.ragged.display import has_numbers, shown, text
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, check_bound, example, mapped, require_bound
-from tdc.ragged.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
-from tdc.ragged.structure import Structure, check_ends, check_offsets, extent_of, require_same
 from tdc.ragged.unflattened import expect_offsets
 
 if TYPE_CHECKING:

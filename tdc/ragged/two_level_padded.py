@@ -20,10 +20,10 @@ from torch import Tensor
 from tdc.core.arguments import expect, int_tuple
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.typing import Dims
+from tdc.layout.padding import valid_mask
 from tdc.ragged.convert import to_packed, to_padded
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import build_nested
-from tdc.ragged.padding import valid_mask
 from tdc.ragged.two_level import TwoLevelTensor, build_two_level
 
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import TypeVar
 
 from tdc.core.errors import DtypeError, StructureError, describe, message
+from tdc.layout.segments import longest, on_host, sizes_of
+from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import longest, on_host, sizes_of
 from tdc.ragged.storage import Ragged
-from tdc.ragged.structure import Structure
 from tdc.ragged.two_level import TwoLevelTensor
 
 B = TypeVar("B", NestedTensor, MaskedBatch, TwoLevelTensor, Ragged)

@@ -35,7 +35,7 @@ def names_in(x: Any) -> set[str]:
 def test_pickles_name_these():
     packed = tdc.pack([torch.ones(2), torch.ones(3)])
     restore = {"tdc.core.frozen:restore"}
-    nested = restore | {"tdc.ragged.nested:NestedTensor", "tdc.ragged.structure:Structure"}
+    nested = restore | {"tdc.ragged.nested:NestedTensor", "tdc.layout.structure:Structure"}
     td = restore | {"tdc.tensordict.tensordict:TensorDict"}
     assert names_in(packed) == nested
     assert names_in(tdc.pack([packed])) == nested | {"tdc.ragged.two_level:TwoLevelTensor"}
@@ -72,7 +72,7 @@ def test_what_files_name_can_be_loaded_safely():
     for path in (
         "tdc.core.frozen:restore",
         "tdc.ragged.nested:NestedTensor",
-        "tdc.ragged.structure:Structure",
+        "tdc.layout.structure:Structure",
         "tdc.ragged.masked:MaskedBatch",
         "tdc.tensordict.tensordict:TensorDict",
         "tdc.tensordict.tensordict:build_td",

@@ -24,11 +24,11 @@ import tdc
 from tdc.core import pytree
 from tdc.core.dynamo import readable, watching
 from tdc.core.rules import Rule
+from tdc.layout import segments
+from tdc.layout.segments import sizes_of, sizes_on_host
+from tdc.layout.structure import remember, remembered
 from tdc.ops import RULES, einsum, pairs
-from tdc.ragged import segments
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import sizes_of, sizes_on_host
-from tdc.ragged.structure import remember, remembered
 from tdc.testing import forbid
 from tdc.testing.conformance import is_input
 

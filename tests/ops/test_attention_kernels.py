@@ -21,9 +21,9 @@ import tdc
 from tdc import NestedTensor
 from tdc.compile import counted
 from tdc.core.torch_functions import argument_names
+from tdc.layout.structure import Structure, extent_of
 from tdc.ops.attention import efficient, flash
 from tdc.ragged.nested import build_nested
-from tdc.ragged.structure import Structure, extent_of
 
 FLASH = ["self", "self causal", "cross"]
 

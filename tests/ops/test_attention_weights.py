@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tdc
+from tdc.layout.structure import Structure
 from tdc.ops import varlen_attention
-from tdc.ragged.structure import Structure
 from tdc.testing import forbid
 
 LENGTHS, KEYS = (3, 0, 5, 1), (2, 4, 5, 0)  # examples without queries and without keys

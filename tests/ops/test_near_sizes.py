@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import tdc
 from tdc import NestedTensor, ShapeError
 from tdc.core.dynamo import watching
+from tdc.layout import rectangles
+from tdc.layout.structure import Structure
 from tdc.ops import conv, plane_rectangles
 from tdc.ops.attention import near, scaled_dot_product
 from tdc.ops.attention.scaled_dot_product import varlen_attention
-from tdc.ragged import rectangles
-from tdc.ragged.structure import Structure
 from tdc.testing import forbid
 
 F: Any = torch.nn.functional

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import tdc
 from tdc import NestedTensor, ShapeError, StructureError
+from tdc.layout.structure import Structure, extent_of
 from tdc.ragged.nested import build_nested
-from tdc.ragged.structure import Structure, extent_of
 
 
 def assert_rows(x: Any, rows: list[Tensor]) -> None:

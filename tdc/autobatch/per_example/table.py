@@ -37,9 +37,9 @@ from tdc.core.errors import UnsupportedError, message
 from tdc.core.rules import DISPATCH, METHOD, REFLECTED_ROW, name_of, swapped
 from tdc.core.signatures import NUMPY
 from tdc.core.typing import Op
+from tdc.layout.segments import local_positions, row_ids
+from tdc.layout.structure import Structure
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import local_positions, row_ids
-from tdc.ragged.structure import Structure
 
 ROWS = SimpleNamespace()
 TABLE: dict[str, Op] = vars(ROWS)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.layout.segments import counts_on_host, sizes_on_host, structure_of_sizes
+from tdc.layout.structure import remember
 from tdc.ragged.masked import build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import counts_on_host, sizes_on_host, structure_of_sizes
 from tdc.ragged.storage import is_ragged
-from tdc.ragged.structure import remember
 
 
 def alike(query: Any, key: Any, value: Any) -> tuple[list[Any], Callable[[Any], Any]]:

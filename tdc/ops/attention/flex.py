@@ -22,10 +22,10 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.dynamo import eager, flex_module
 from tdc.core.errors import ShapeError
+from tdc.layout.segments import local_positions, row_ids, sizes_of
+from tdc.layout.structure import Structure
 from tdc.ops.attention.masks import TOO_SMALL, operand, too_small
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import local_positions, row_ids, sizes_of
-from tdc.ragged.structure import Structure
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 BLOCK = 128  # positions, what flex_attention works on at once

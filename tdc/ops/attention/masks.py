@@ -14,11 +14,11 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.layout.segments import sizes_of
+from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import sizes_of
 from tdc.ragged.storage import ragged_sizes
-from tdc.ragged.structure import Structure
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

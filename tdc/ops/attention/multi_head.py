@@ -24,6 +24,8 @@ from torch import Tensor
 from tdc.core.dynamo import known
 from tdc.core.errors import StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs
+from tdc.layout.padding import pack_rows, pad_rows
+from tdc.layout.segments import longest
 from tdc.ops.attention.dense import alike
 from tdc.ops.attention.masks import as_dense, causal_mask
 from tdc.ops.attention.padded import How, attend_padded, attention_weights
@@ -31,8 +33,6 @@ from tdc.ops.attention.scaled_dot_product import require_paired, varlen_attentio
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import longest
 from tdc.ragged.storage import fitted, ragged_sizes
 
 NAME = "multi_head_attention_forward"

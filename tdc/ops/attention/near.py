@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
+from tdc.layout.rectangles import Rectangles, from_rectangles, near_sizes, sides_of, to_rectangles
+from tdc.layout.segments import sizes_of
+from tdc.layout.structure import Structure
 from tdc.ops.attention.flex import ScoreMod
 from tdc.ops.attention.masks import as_dense, squared
 from tdc.ops.attention.padded import How, attend_padded, attend_rectangle
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.rectangles import Rectangles, from_rectangles, near_sizes, sides_of, to_rectangles
-from tdc.ragged.segments import sizes_of
-from tdc.ragged.structure import Structure
 
 
 def attend_rectangles(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Tensor:

@@ -38,12 +38,12 @@ from tdc.core.operators import (
     refuse_mapped,
 )
 from tdc.core.torch_functions import argument_names
+from tdc.layout.padding import pad_rows
+from tdc.layout.segments import longest, sizes_of
+from tdc.layout.structure import Structure
 from tdc.ops.attention import cpu, efficient, flash, weights
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads, within
 from tdc.ops.attention.weights import kept_rectangle
-from tdc.ragged.padding import pad_rows
-from tdc.ragged.segments import longest, sizes_of
-from tdc.ragged.structure import Structure
 
 ROWS = "Tensor q_offsets, Tensor? k_offsets"
 MASKED = f"{ROWS}, Tensor? mask, Tensor? mask_offsets"

@@ -17,11 +17,11 @@ from torch import Tensor
 from tdc.core.dynamo import eager, known, trace_as, under_transform
 from tdc.core.errors import UnsupportedError, message
 from tdc.core.operators import directed
+from tdc.layout.padding import pack_rows, pad_rows, valid_mask
+from tdc.layout.segments import longest, sizes_of
+from tdc.layout.structure import Structure
 from tdc.ops.attention.flex import ScoreMod
 from tdc.ops.attention.masks import additive, as_dense, causal_mask, check_mask
-from tdc.ragged.padding import pack_rows, pad_rows, valid_mask
-from tdc.ragged.segments import longest, sizes_of
-from tdc.ragged.structure import Structure
 
 
 class How(NamedTuple):

@@ -32,6 +32,8 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.operators import directed
 from tdc.core.rules import define
 from tdc.core.typing import OpName
+from tdc.layout.segments import longest, offsets_int32
+from tdc.layout.structure import Structure
 from tdc.ops.attention.choice import Call, backend
 from tdc.ops.attention.dense import alike
 from tdc.ops.attention.efficient import runs
@@ -43,9 +45,7 @@ from tdc.ops.attention.operator import attend
 from tdc.ops.attention.padded import How, attend_padded, shared_heads, within
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import longest, offsets_int32
 from tdc.ragged.storage import Ragged, fitted, is_ragged
-from tdc.ragged.structure import Structure
 
 NAME = "scaled_dot_product_attention"
 SEEDS = 2**31 - 1  # how many

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import readable
-from tdc.ragged.segments import lengths_on_host, on_host
-from tdc.ragged.structure import Structure, once
+from tdc.layout.segments import lengths_on_host, on_host
+from tdc.layout.structure import Structure, once
 
 RECENT = 2  # lengths of which the order is kept
 

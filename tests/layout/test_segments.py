@@ -19,10 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 import tdc
 from tdc import NestedTensor
-from tdc.ragged import structure
-from tdc.ragged.nested import build_nested
-from tdc.ragged.padding import pack_index, pad_index
-from tdc.ragged.segments import (
+from tdc.layout import structure
+from tdc.layout.padding import pack_index, pad_index
+from tdc.layout.segments import (
     lengths_of,
     lengths_on_host,
     local_positions,
@@ -32,7 +31,8 @@ from tdc.ragged.segments import (
     row_ids,
     sizes_of,
 )
-from tdc.ragged.structure import Structure
+from tdc.layout.structure import Structure
+from tdc.ragged.nested import build_nested
 
 LENGTHS = (2, 0, 3)
 TOTAL = sum(LENGTHS)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import has_gradients_in_graphs, is_zero, trace_as
-from tdc.ragged.segments import offsets_of
+from tdc.layout.segments import offsets_of
 
 
 def take_spans(starts: Tensor, lengths: Tensor, step: int = 1, total: int | None = None) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from tdc.core.dynamo import readable
 from tdc.core.slow_paths import announce
-from tdc.ragged.padding import as_number, exchange
-from tdc.ragged.segments import (
+from tdc.layout.padding import as_number, exchange
+from tdc.layout.segments import (
     coordinates,
     known_sizes,
     on_host,
@@ -33,7 +33,7 @@ from tdc.ragged.segments import (
     strides,
     structure_of_sizes,
 )
-from tdc.ragged.structure import Structure, once, once_for_each
+from tdc.layout.structure import Structure, once, once_for_each
 
 Size = tuple[int, ...]
 LAUNCH = 1 << 35  # work that takes as long as one more rectangle: some 90 us of an H100, most of them of the host

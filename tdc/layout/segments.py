@@ -31,7 +31,7 @@ from tdc.core.dynamo import (
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.levels import moving
 from tdc.core.operators import new_size, operator, refuse_mapped
-from tdc.ragged.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
+from tdc.layout.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

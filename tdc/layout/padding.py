@@ -19,8 +19,8 @@ from tdc.core.errors import ShapeError, message
 from tdc.core.levels import also_below, applied, moving
 from tdc.core.operators import learning
 from tdc.core.slow_paths import announce
-from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
-from tdc.ragged.structure import Structure, once
+from tdc.layout.segments import coordinates, row_ids, sizes_of, strides
+from tdc.layout.structure import Structure, once
 
 PLACED = (  # dtypes of `index_copy_` (torch 2.11-2.13), which lacks other unsigned ones and those of 8 bits
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tdc.ragged import rectangles
-from tdc.ragged.rectangles import (
+from tdc.layout import rectangles
+from tdc.layout.rectangles import (
     MOST,
     Rectangles,
     from_rectangles,
@@ -19,8 +19,8 @@ from tdc.ragged.rectangles import (
     sides_of,
     to_rectangles,
 )
-from tdc.ragged.segments import structure_of_sizes
-from tdc.ragged.structure import Structure
+from tdc.layout.segments import structure_of_sizes
+from tdc.layout.structure import Structure
 from tdc.testing import forbid
 
 CASES = {
