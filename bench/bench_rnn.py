@@ -38,8 +38,8 @@ from bench._nested_rows import Ragged
 from bench._timing import Call, Report, arguments, in_turns, interleaved, own, ratio
 from bench.nested_chain import inference, lengths_for
 from tdc import NestedTensor, offsets_of, scan
-from tdc.ops.recurrent.by_cells import CELLS, run_cells
-from tdc.ops.recurrent.order import order_of
+from tdc.kernels.recurrent.by_cells import CELLS, run_cells
+from tdc.kernels.recurrent.order import order_of
 
 LIMIT = 1.1
 BAR = 1 / 1.5  # of the operators to plain rules

@@ -27,6 +27,7 @@ FLOORS = (
     ("compile",),
     ("interop", "ops", "nn"),
     ("ragged", "tensordict"),
+    ("kernels",),
     ("layout",),
     ("core",),
 )

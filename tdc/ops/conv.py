@@ -26,7 +26,7 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.kept import kept_for_ints
 from tdc.core.operators import unserved
 from tdc.core.typing import Op
-from tdc.ops.convolution.operator import convolve
+from tdc.kernels.convolution.operator import convolve
 from tdc.ops.plane_rectangles import on_rectangles
 from tdc.ops.plane_rows import plane_rows, plane_sizes
 from tdc.ops.spatial import Sizes, Span, expect_batch, kernel_text, measured, reach, spatial

@@ -25,11 +25,11 @@ from tdc.core.dynamo import known, readable
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
+from tdc.kernels.recurrent.by_cells import run_cells
+from tdc.kernels.recurrent.derivatives import Options, learns, needs_tangents, recur
+from tdc.kernels.recurrent.operator import KERNELS, fits, rnn_op, run_rows
+from tdc.kernels.recurrent.order import Order, order_of, order_on
 from tdc.layout.segments import lengths_of
-from tdc.ops.recurrent.by_cells import run_cells
-from tdc.ops.recurrent.derivatives import Options, learns, needs_tangents, recur
-from tdc.ops.recurrent.operator import KERNELS, fits, rnn_op, run_rows
-from tdc.ops.recurrent.order import Order, order_of, order_on
 from tdc.ragged.nested import NestedTensor
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}

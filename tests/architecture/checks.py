@@ -21,13 +21,14 @@ from collections.abc import Callable
 from .internals import check_internals
 from .tree import FACADE, Tree, functions, name_of
 
-FOUNDATIONS = ("core", "layout", "ragged", "tensordict")
+FOUNDATIONS = ("core", "layout", "kernels", "ragged", "tensordict")
 MIDDLE = ("interop", "ops", "nn")
 EDGES = ("optim", "io", "dist", "viz", "testing", "hf", "einops")
 BELOW_COMPILE = (*FOUNDATIONS, *MIDDLE)
 ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may import
     "core": (),
     "layout": ("core",),
+    "kernels": ("core", "layout"),
     **dict.fromkeys(("ragged", "tensordict"), ("core", "layout")),
     **dict.fromkeys(MIDDLE, FOUNDATIONS),
     "nn": (*FOUNDATIONS, "ops"),

@@ -16,8 +16,8 @@ from versions import refused
 import tdc
 from tdc import NestedTensor, ShapeError, StructureError
 from tdc.compile import counted, export
-from tdc.ops.convolution import cpu, cpu_line
-from tdc.ops.convolution.operator import convolve
+from tdc.kernels.convolution import cpu, cpu_line
+from tdc.kernels.convolution.operator import convolve
 
 F: Any = torch.nn.functional
 CONV: Any = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

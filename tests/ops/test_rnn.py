@@ -17,7 +17,7 @@ from torch._dynamo.exc import Unsupported
 from torch.utils import _pytree as pytree
 
 import tdc
-from tdc.ops.recurrent import operator
+from tdc.kernels.recurrent import operator
 from tdc.testing.batches import Cut, Ragged, build, differences, is_close, unbuild
 
 RECURRENT: dict[str, Callable[[], nn.Module]] = {

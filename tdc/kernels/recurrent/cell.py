@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from tdc.ops.recurrent.order import Order
+from tdc.kernels.recurrent.order import Order
 
 
 def before_and_after(states: Tensor, order: Order) -> Iterator[tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype
-from tdc.ops.convolution.planes import Run, Windows, innermost, of_weight
+from tdc.kernels.convolution.planes import Run, Windows, innermost, of_weight
 
 MOST = 1 << 22
 SMALL = 384  # numbers of an example, in the mean, that an index copies in the time of views of it

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import HALF, sum_dtype, widened
+from tdc.kernels.convolution import cpu_line
+from tdc.kernels.convolution.planes import Run, Windows, innermost, of_weight, planes, room, runs
 from tdc.layout.segments import coordinates, offsets_of, row_ids, structure_of_sizes
-from tdc.ops.convolution import cpu_line
-from tdc.ops.convolution.planes import Run, Windows, innermost, of_weight, planes, room, runs
 
 MOST = 1 << 22  # numbers that are gathered at a time
 WIDE = 2  # positions of a plane for each channel of the result, up to which gathering all windows is faster

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.ops.recurrent import cell
-from tdc.ops.recurrent.order import Order
+from tdc.kernels.recurrent import cell
+from tdc.kernels.recurrent.order import Order
 
 KEPT = {"lstm": ("gates", "h", "c"), "gru": ("gates", "h"), "rnn_tanh": ("h",), "rnn_relu": ("h",)}
 RUN: dict[str, Any] = {

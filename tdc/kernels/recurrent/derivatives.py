@@ -21,9 +21,9 @@ from tdc.core.dynamo import in_direction, never, readable, trace_as, trace_with_
 from tdc.core.errors import UnsupportedError, message, no_second
 from tdc.core.levels import applied, in_forward_mode, mapped, moving
 from tdc.core.operators import derive, refuse_derivative
-from tdc.ops.recurrent.by_cells import run_cells
-from tdc.ops.recurrent.operator import backward, forward, rnn_backward_op, rnn_op
-from tdc.ops.recurrent.order import Order, order_of
+from tdc.kernels.recurrent.by_cells import run_cells
+from tdc.kernels.recurrent.operator import backward, forward, rnn_backward_op, rnn_op
+from tdc.kernels.recurrent.order import Order, order_of
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
 from tdc.core.operators import derive, differentiable, in_front, operator, refuse_mapped
-from tdc.ops.convolution import cpu
+from tdc.kernels.convolution import cpu
 
 
 def product(

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.ops.recurrent.layers import turned
-from tdc.ops.recurrent.order import Order
+from tdc.kernels.recurrent.layers import turned
+from tdc.kernels.recurrent.order import Order
 
 Cell = Callable[[Tensor, list[Tensor], list[Tensor], bool], list[Tensor]]
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from tdc.core.levels import recording, unrecorded
 from tdc.core.operators import one_by_one, operator
-from tdc.ops.recurrent import layers
-from tdc.ops.recurrent.by_cells import without_steps
-from tdc.ops.recurrent.layers import Net, buffers
-from tdc.ops.recurrent.order import Order, order_of
+from tdc.kernels.recurrent import layers
+from tdc.kernels.recurrent.by_cells import without_steps
+from tdc.kernels.recurrent.layers import Net, buffers
+from tdc.kernels.recurrent.order import Order, order_of
 
 KERNELS: dict[str, Any] = {
     "lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu,
