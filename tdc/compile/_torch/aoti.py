@@ -6,8 +6,10 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ from tdc.compile._torch.patches import with_changes_that_fit
 from tdc.core import pytree
 from tdc.core.errors import refusing
 from tdc.core.private import find, optional
+
+ASSERTIONS = "assertions between loops"
 
 
 class Package:
@@ -33,12 +37,23 @@ class Package:
         below 0, a larger bound does. The error of torch 2.11 does not say that this was it.
         """
         try:
-            return self.compiled.loader.boxed_run([*tensors])
+            return self.called(tensors)
         except RuntimeError:
             raised = [at_least_two(x) for x in tensors]
             if all([x is y for x, y in zip(raised, tensors, strict=True)]):
                 raise
-            return self.compiled.loader.boxed_run(raised)
+            return self.called(raised)
+
+    def called(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Results for these tensors; an error is without the calls of C++."""
+        try:
+            found: list[Tensor] = self.compiled.loader.boxed_run([*tensors])
+        except RuntimeError as error:
+            text, frames, _ = str(error).partition("\nException raised from ")
+            if not frames:
+                raise
+            raise RuntimeError(text) from None
+        return found
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Run with these weights from now on; names that the code does not use may be among them."""
@@ -63,12 +78,22 @@ def save_package(program: Any, path: Path, separate: bool) -> None:
     compile, package = packaging()
 
     def lowered() -> Any:
-        with torch.no_grad(), lowering(guards=False):
+        with torch.no_grad(), lowering(guards=False), assertions_between_loops():
             return compile(module, args, kwargs, options=options)
 
-    files = with_changes_that_fit(lowered, CHANGES)
+    files = with_changes_that_fit(lowered, (*CHANGES, ASSERTIONS))
     refuse_reuse(module)
     package(str(path), aoti_files=files)
+
+
+@optional(ASSERTIONS, lost="processes that outlive a failed check of a package", instead=nullcontext)
+def assertions_between_loops() -> AbstractContextManager[Any]:
+    """A context in which assertions become calls. Inductor puts them into loops, and an error raised in a parallel
+    loop ends the process."""
+    table = find("torch._inductor.lowering:lowerings")
+    call = find("torch._inductor.lowering:fallback_handler", takes=("add_to_fallback_set",))
+    op = find("torch:ops.aten._assert_async.msg")
+    return patch.dict(table, {op: call(op, add_to_fallback_set=False)})
 
 
 @optional("AOTInductor packages", lost="save(format='aoti')", instead=refusing("save(format='aoti')"))

@@ -285,6 +285,11 @@ class WithoutAssertions(TorchFunctionMode):
         return None if "_assert_async" in str(func) else func(*args, **(kwargs or {}))
 
 
+def is_assertion(name: str) -> bool:
+    """True if an operator of this name is an assertion on data."""
+    return "_assert_async" in name or name.startswith("tdc.require")
+
+
 def note_beginning(context: Any) -> None:
     """Note where a trace outside an operator begins."""
     graph = translator(context).output.graph
@@ -298,7 +303,7 @@ def remove_assertions(context: Any) -> None:
     for node in reversed(graph.nodes):
         if node is begin:
             break
-        if node.op == "call_function" and "_assert_async" in str(node.target) and not node.users:
+        if node.op == "call_function" and is_assertion(str(node.target)) and not node.users:
             graph.erase_node(node)
         else:
             node.meta[OUTSIDE] = True
