@@ -30,7 +30,7 @@ VISION = "training step of ResNet-18 over padding 0.54 to 0.92: bench_vision"
 TAGGER = "training step of a tagger over plain cells 0.34, with two threads 0.41: bench_rnn"
 OPERATORS: dict[str, Entry] = {
     "as_size": Entry("", "a total that depends on data becomes a size of the graph, without a guard"),
-    "require": Entry("torch._assert_async", "in a loop of several threads its error ends the process"),
+    "require": Entry("torch's own assertion", "in a loop of several threads its error ends the process"),
     "refused": Entry("", "a derivative that torch would get wrong is an error when it runs, not when it is traced"),
     "to_host": Entry("x.cpu()", "a graph may drop the copy and its way back, which saves memory"),
     "from_host": Entry("x.to(device)", "the same"),

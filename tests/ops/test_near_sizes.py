@@ -155,6 +155,14 @@ def test_a_mask_that_is_too_small(several: list[int]):
         varlen_attention(q.values, k.values, k.values, q.structure, k.structure, mask=torch.randn(30, 40))
 
 
+def test_a_query_without_keys_reads_no_values(several: list[int]):
+    q, k = heads(QUERIES, 8), heads(KEYS, 8)
+    score_mod = lambda s, b, h, i, j: torch.where(i > 1, s, -torch.inf)  # noqa: E731
+    infinite = torch.full_like(k.values, torch.inf)
+    out = varlen_attention(q.values, k.values, infinite, q.structure, k.structure, score_mod=score_mod)
+    assert not out[:2].any()
+
+
 def test_dropout_leaves_the_mean(several: list[int]):
     q, k = heads(QUERIES, 8), heads(KEYS, 8)
     v = torch.ones_like(k.values)
