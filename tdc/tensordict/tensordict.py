@@ -207,7 +207,7 @@ class TensorDict(Operations):
                 return self._at(key)
             return leaf if type(leaf) is not Leaf else leaf._value
         if type(key) is tuple and key and type(path[0]) is str:
-            if len(key) == 1:
+            if len(path) == 1:
                 return self[path[0]]
             try:
                 leaf = self._leaves[path]
