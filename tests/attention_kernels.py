@@ -180,7 +180,7 @@ class Efficient(Kernel):
 @contextmanager
 def standing_in(monkeypatch: pytest.MonkeyPatch, name: str, stand_in: Any) -> Iterator[Any]:
     """A route of CUDA for all calls, on CPU, with a kernel that stands in for torch's."""
-    module = importlib.import_module(f"tdc.ops.attention.{name}")
+    module = importlib.import_module(f"tdc.kernels.attention.{name}")
     monkeypatch.setattr(scaled_dot_product, "backend", lambda call: name)
     monkeypatch.setattr(module, f"{name}_forward", stand_in.forward)
     monkeypatch.setattr(module, f"{name}_backward", stand_in.backward)

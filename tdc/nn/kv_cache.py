@@ -23,9 +23,9 @@ from torch import Tensor
 from tdc.core.arguments import expect, expect_at_least
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, describe, message, show_sizes
+from tdc.kernels.attention.cached import cached_rows
 from tdc.layout.segments import lengths_of, local_positions, row_ids
 from tdc.layout.structure import require_same
-from tdc.ops.attention.cached import cached_rows
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensorclass import TensorClass
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import tdc
+from tdc.kernels.attention import cached, efficient
+from tdc.kernels.attention.rectangle import shared_heads
 from tdc.nn import KVCache
-from tdc.ops.attention import cached, efficient
-from tdc.ops.attention.padded import shared_heads
 
 B, G, D = 4, 2, 4
 Rows = list[Tensor]

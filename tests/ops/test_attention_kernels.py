@@ -21,8 +21,8 @@ import tdc
 from tdc import NestedTensor
 from tdc.compile import counted
 from tdc.core.torch_functions import argument_names
+from tdc.kernels.attention import efficient, flash
 from tdc.layout.structure import Structure, extent_of
-from tdc.ops.attention import efficient, flash
 from tdc.ragged.nested import build_nested
 
 FLASH = ["self", "self causal", "cross"]

@@ -23,7 +23,7 @@ import torch
 
 from tdc.core.dtypes import HALF
 from tdc.core.torch_functions import fused_cpu_backward, fused_cpu_forward
-from tdc.ops.attention import flash
+from tdc.kernels.attention import flash
 
 FLEX_HEADS = range(16, 257)  # head sizes of flex_attention's kernels
 

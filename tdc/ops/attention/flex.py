@@ -22,12 +22,13 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.dynamo import eager, flex_module
 from tdc.core.errors import ShapeError
+from tdc.kernels.attention.masks import TOO_SMALL, too_small
+from tdc.kernels.attention.rectangle import ScoreMod
 from tdc.layout.segments import local_positions, row_ids, sizes_of
 from tdc.layout.structure import Structure
-from tdc.ops.attention.masks import TOO_SMALL, operand, too_small
+from tdc.ops.attention.masks import operand
 from tdc.ragged.nested import NestedTensor
 
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 BLOCK = 128  # positions, what flex_attention works on at once
 
 

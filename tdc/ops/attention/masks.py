@@ -6,7 +6,6 @@ batch with two ragged dims, the sizes of queries and of keys.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,18 +13,12 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.kernels.attention.masks import additive
 from tdc.layout.segments import sizes_of
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import ragged_sizes
-
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: -inf where a bool mask forbids."""
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
 
 
 def squared(mask: Any, q_sizes: Tensor, k_sizes: Tensor) -> Any:
@@ -67,30 +60,3 @@ def operand(mask: Any, q: Tensor, q_rows: Structure, k_rows: Structure) -> tuple
         return packed.expand(-1, q.shape[1]), mask.offsets
     dense = as_dense(mask, *sizes, (q_rows.batch_size, q.shape[1], 0, 0))
     return None if dense is None else additive(dense, q.dtype).expand(-1, q.shape[1], -1, -1), None
-
-
-def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
-    """A ShapeError where a dense mask ends before the longest example."""
-    if any([h < n and h != 1 for h, n in zip(have, need, strict=True)]):
-        raise ShapeError(too_small(have, f" for {need[0]} queries and {need[1]} keys"))
-
-
-def too_small(have: tuple[int, ...] | None = None, rows: str = " for longer rows") -> str:
-    """The text for a dense mask that ends before the longest example, with its sizes (Lq, Lk) where they are known."""
-    got = "a smaller one" if have is None else f"(..., {have[0]}, {have[1]}){rows}"
-    expected, hint = "a mask (..., Lq, Lk) of at least the longest rows", "build it for x.max_length"
-    return message("attention", expected, got, hint=hint)
-
-
-TOO_SMALL = too_small()  # without sizes, which a graph would be made for
-
-
-def window_mask(window: int, sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """(L, M), True where positions are less than a window apart."""
-    apart = torch.arange(sizes[0], device=device)[:, None] - torch.arange(sizes[1], device=device)
-    return apart.abs() < window
-
-
-def causal_mask(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """(L, M), True on and below the diagonal."""
-    return torch.ones(sizes, dtype=torch.bool, device=device).tril()

@@ -24,11 +24,12 @@ from torch import Tensor
 from tdc.core.dynamo import known
 from tdc.core.errors import StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs
+from tdc.kernels.attention.masks import causal_mask
+from tdc.kernels.attention.rectangle import How, attend_padded, attention_weights
 from tdc.layout.padding import pack_rows, pad_rows
 from tdc.layout.segments import longest
 from tdc.ops.attention.dense import alike
-from tdc.ops.attention.masks import as_dense, causal_mask
-from tdc.ops.attention.padded import How, attend_padded, attention_weights
+from tdc.ops.attention.masks import as_dense
 from tdc.ops.attention.scaled_dot_product import require_paired, varlen_attention
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch
@@ -142,6 +143,7 @@ def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[An
     for more in extras:
         mask = None if mask is None else mask_behind(mask, k_sizes)
         k, v, k_sizes = append((k, v), more, k_sizes)
+    mask = as_dense(mask, q_sizes, k_sizes, (*q.shape[:3], k.shape[2]))
     sizes, how, weights = (q_sizes, k_sizes), How(causal, None, a.dropout, mask), None
     if a.need_weights:
         found = attention_weights(q, k, sizes, how)

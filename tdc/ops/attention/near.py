@@ -14,12 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from tdc.kernels.attention.rectangle import How, ScoreMod, attend_padded, attend_rectangle
 from tdc.layout.rectangles import Rectangles, from_rectangles, near_sizes, sides_of, to_rectangles
-from tdc.layout.segments import sizes_of
+from tdc.layout.segments import longest, sizes_of
 from tdc.layout.structure import Structure
-from tdc.ops.attention.flex import ScoreMod
 from tdc.ops.attention.masks import as_dense, squared
-from tdc.ops.attention.padded import How, attend_padded, attend_rectangle
 from tdc.ragged.nested import NestedTensor
 
 
@@ -27,7 +26,9 @@ def attend_rectangles(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows
     """Packed rows (N, H, D), padded on the way: all in one rectangle, or in several where that is less work."""
     r = near_sizes(q.shape[1] * (q.shape[2] + v.shape[2]) * q.dtype.itemsize, q_rows, k_rows)
     if r is None:
-        return attend_rectangle(q, k, v, q_rows, k_rows, how)
+        shape = (q_rows.batch_size, q.shape[1], *longest(q_rows), *longest(k_rows))
+        mask = as_dense(how.mask, sizes_of(q_rows), sizes_of(k_rows), shape)
+        return attend_rectangle(q, k, v, q_rows, k_rows, how._replace(mask=mask))
     masks, examples = masks_of(how.mask, q.shape[1], q_rows, k_rows, r), r.order.split(r.counts)
     of_q, of_k = sides_of(q_rows, r)
     operands = [to_rectangles(t, s, of) for t, s, of in ((q, q_rows, of_q), (k, k_rows, of_k), (v, k_rows, of_k))]

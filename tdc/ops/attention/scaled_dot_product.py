@@ -32,17 +32,18 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.operators import directed
 from tdc.core.rules import define
 from tdc.core.typing import OpName
+from tdc.kernels.attention.efficient import runs
+from tdc.kernels.attention.flash import largest_head
+from tdc.kernels.attention.masks import window_mask
+from tdc.kernels.attention.operator import attend
+from tdc.kernels.attention.rectangle import How, ScoreMod, attend_padded, shared_heads, within
 from tdc.layout.segments import longest, offsets_int32
 from tdc.layout.structure import Structure
 from tdc.ops.attention.choice import Call, backend
 from tdc.ops.attention.dense import alike
-from tdc.ops.attention.efficient import runs
-from tdc.ops.attention.flash import largest_head
-from tdc.ops.attention.flex import ScoreMod, flex_rows
-from tdc.ops.attention.masks import operand, window_mask
+from tdc.ops.attention.flex import flex_rows
+from tdc.ops.attention.masks import as_dense, operand
 from tdc.ops.attention.near import attend_rectangles
-from tdc.ops.attention.operator import attend
-from tdc.ops.attention.padded import How, attend_padded, shared_heads, within
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, fitted, is_ragged
@@ -233,8 +234,9 @@ def sdpa(
         return as_query(query.with_values(out.transpose(0, 1)))
     q, k, v = (x.filled(0) for x in (query, key, value))
     k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
-    how = How(is_causal, scale, dropout_p, attn_mask)
-    return as_query(cut_padding(query, attend_padded(q, k, v, (query.lengths, key.lengths), how)))
+    sizes = query.lengths, key.lengths
+    how = How(is_causal, scale, dropout_p, as_dense(attn_mask, *sizes, (*q.shape[:3], k.shape[2])))
+    return as_query(cut_padding(query, attend_padded(q, k, v, sizes, how)))
 
 
 define(F.scaled_dot_product_attention, "attention", ragged=sdpa)

@@ -8,6 +8,7 @@ Invariants: padding is finite and meets no real query; a query without any key t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,17 +18,19 @@ from torch import Tensor
 from tdc.core.dynamo import eager, known, trace_as, under_transform
 from tdc.core.errors import UnsupportedError, message
 from tdc.core.operators import directed
+from tdc.kernels.attention.masks import additive, causal_mask, check_mask
 from tdc.layout.padding import pack_rows, pad_rows, valid_mask
 from tdc.layout.segments import longest, sizes_of
 from tdc.layout.structure import Structure
-from tdc.ops.attention.flex import ScoreMod
-from tdc.ops.attention.masks import additive, as_dense, causal_mask, check_mask
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # of a score, example, head, query and key
 
 
 class How(NamedTuple):
     """What attention does besides attending; `scale` is `1 / sqrt(D)` by default.
 
     Args:
+        mask: (B or 1, H or 1, L, M) where rectangles meet; before that in any form that `ops.attention.masks` takes.
         keep: (B, H, L, M), by what weights are multiplied: a dropout that is known.
     """
 
@@ -96,7 +99,7 @@ def score_mask(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how
     allowed = valid_mask(sizes[1], shape[3:])[:, None, None, :]
     if how.causal:
         allowed = allowed & causal_mask(shape[2:], q_BHLD.device)
-    mask = as_dense(how.mask, *sizes, shape)
+    mask = how.mask
     if mask is None:
         return allowed
     check_mask(tuple(mask.shape[2:]), shape[2:])

@@ -21,10 +21,10 @@ from tdc.core.dtypes import HALF
 from tdc.core.errors import ShapeError, StructureError, message
 from tdc.core.operators import operator, refuse_derivative
 from tdc.core.torch_functions import flash_forward
-from tdc.ops.attention import efficient
-from tdc.ops.attention.flash import ALIGNED, contiguous, largest_head, loadable
-from tdc.ops.attention.operator import folded
-from tdc.ops.attention.padded import shared_heads
+from tdc.kernels.attention import efficient
+from tdc.kernels.attention.flash import ALIGNED, contiguous, largest_head, loadable
+from tdc.kernels.attention.operator import folded
+from tdc.kernels.attention.rectangle import shared_heads
 
 OP = "KVCache.attend"
 

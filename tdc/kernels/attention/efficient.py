@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import constant
 from tdc.core.torch_functions import efficient_backward, efficient_forward
-from tdc.ops.attention.flash import capability, contiguous, gives_zeros, loadable, zeros
+from tdc.kernels.attention.flash import capability, contiguous, gives_zeros, loadable, zeros
 
 LOAD = 16  # bytes that the kernel loads at once
 ENDS = 2  # a causal mask that is aligned with the ends of rows

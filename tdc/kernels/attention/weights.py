@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype
-from tdc.ops.attention.cpu import Example, examples
+from tdc.kernels.attention.cpu import Example, examples
 
 BITS = 32  # of a random number for each weight
 

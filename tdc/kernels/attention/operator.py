@@ -38,12 +38,12 @@ from tdc.core.operators import (
     refuse_mapped,
 )
 from tdc.core.torch_functions import argument_names
+from tdc.kernels.attention import cpu, efficient, flash, weights
+from tdc.kernels.attention.rectangle import How, attend_rectangle, shared_heads, within
+from tdc.kernels.attention.weights import kept_rectangle
 from tdc.layout.padding import pad_rows
 from tdc.layout.segments import longest, sizes_of
 from tdc.layout.structure import Structure
-from tdc.ops.attention import cpu, efficient, flash, weights
-from tdc.ops.attention.padded import How, attend_rectangle, shared_heads, within
-from tdc.ops.attention.weights import kept_rectangle
 
 ROWS = "Tensor q_offsets, Tensor? k_offsets"
 MASKED = f"{ROWS}, Tensor? mask, Tensor? mask_offsets"
