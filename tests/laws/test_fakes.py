@@ -19,10 +19,10 @@ from tdc.core.rules import RULES
 
 LIVE = [rule for rule in RULES if rule.kind != "tensordict" and "eager" in rule.modes]
 ORDERS: dict[str, Callable[[Any], Any]] = {"as drawn": lambda x: x, "turned": turned}
-FAMILIES = sorted({rule.family for rule in LIVE})
+FAMILIES = ("attention", "conv", "rnn")  # whose rules call operators, see tdc/kernels
 
 
-@pytest.mark.cases(30, 4)
+@pytest.mark.cases(3, 3)
 @pytest.mark.parametrize("order", ["as drawn", pytest.param("turned", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fakes_are_as_kernels(family: str, order: str):
