@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from versions import OLD
 
 import tdc
 from tdc.compile import counted, export
@@ -59,6 +60,8 @@ print("alive")
 @pytest.mark.parametrize("threads", [2, 8])
 @pytest.mark.parametrize("way", ["counted", "compile", "train_step", "aoti"])
 def test_the_process_goes_on(way: str, threads: int, tmp_path: Path):
+    if way == "aoti" and OLD:
+        pytest.skip("torch 2.11 ends the process")
     command = [sys.executable, "-c", PROGRAM, way, str(tmp_path / "net.pt2")]
     env = os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
