@@ -412,7 +412,7 @@ def find_in_tuples() -> None:
 
     def flattened(vts: Any) -> list[Any]:
         found = flatten(vts)
-        return [x for vt in found for x in (flattened(vt.items) if isinstance(vt, tuples) else [vt])]
+        return [x for vt in found for x in (flattened(vt.items) if type(vt) is tuples else [vt])]  # a Size is none
 
     if flatten.__module__ != __name__:
         module._flatten_vts = flattened
