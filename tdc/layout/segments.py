@@ -19,7 +19,6 @@ from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once, sum_dtype
 from tdc.core.dynamo import (
     certain,
-    content,
     eager,
     exporting,
     has_gradients_in_graphs,
@@ -138,15 +137,6 @@ def sizes_on_host(s: Structure) -> Tensor:
 def known_sizes(s: Structure) -> Tensor | None:
     """Ragged sizes of each example on the host where that takes no sync; None where it would."""
     return sizes_of(s) if s.offsets.device.type == "cpu" else remembered(sizes_on_host, s)
-
-
-@once
-def smallest_on_host(s: Structure) -> tuple[int, ...] | None:
-    """Smallest size of each ragged dim where that takes no sync; None where it would, and of no examples."""
-    known = known_sizes(s)
-    if known is None or content(known) is None or not s.batch_size:
-        return None
-    return tuple(on_host(known.amin(0)))
 
 
 def offsets_to_read(s: Structure) -> Tensor:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once, sum_dtype, widened
-from tdc.core.dynamo import certain, is_zero, known, readable
+from tdc.core.dynamo import certain, is_zero, known
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -74,7 +74,7 @@ def log_of_sum(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 def log_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """torch asks whether there is any element, which a graph need not know."""
     dims = tuple(range(values.ndim)) if dim is None else dim if isinstance(dim, tuple) else (dim,)
-    if readable() or certain(math.prod(values.shape) > 0):
+    if certain(math.prod(values.shape) > 0):
         return torch.logsumexp(values, dims, keepdim)
     unsure = [d for d in dims if not certain(values.shape[d] > 0)]
     if unsure and (known(values.numel() != 0) or any([is_zero(values.shape[d]) for d in unsure])):

@@ -69,7 +69,7 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Te
     no elements torch's `logcumsumexp` has no derivative in a direction (2.13).
     """
     run = EXTREMES.get(op) or FOR_GRAPHS.get(op, op)
-    if values.numel() > 0 if readable() else certain(math.prod(values.shape) > 1):
+    if certain(math.prod(values.shape) > 1):
         return run(values, axis, **kwargs)
     more = [2 if d == beside else int(not certain(n > 0)) for d, n in enumerate(values.shape)]
     padded = F.pad(values, [n for k in reversed(more) for n in (0, k)], value=1)

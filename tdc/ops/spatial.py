@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least
 from tdc.core.asserts import require
-from tdc.core.dynamo import is_zero, known, larger, readable, smaller
+from tdc.core.dynamo import is_zero, known, larger, smaller
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
@@ -36,7 +36,6 @@ from tdc.layout.segments import (
     longest_at_least,
     sizes_of,
     sizes_on_host,
-    smallest_on_host,
     structure_of_sizes,
     tell,
     total_of,
@@ -146,7 +145,7 @@ def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Si
         e, shape = x.structure.packed_dim, x.values.shape
         return Sizes(*sizes_of_packed(x.structure, shape[1:e], shape[e + 1 :], op, tuple(spans), what), x)
     ragged, widest = tuple([d - 2 for d in x.ragged_dims]), tuple(x.data.shape[2:])
-    return Sizes(own_sizes(x.lengths, ragged, widest, None, op, spans, what), widest, ragged, x)
+    return Sizes(own_sizes(x.lengths, ragged, widest, op, spans, what), widest, ragged, x)
 
 
 @once_for_each
@@ -156,24 +155,19 @@ def sizes_of_packed(
     """`own`, `widest` and `ragged` of `Sizes`, of a packed batch; its planes have these sizes `before` the ragged dims
     and `behind`."""
     ragged = tuple(range(len(before), len(before) + s.ragged_ndim))
-    longest, smallest = longest_at_least(s, tuple([spans[d].least for d in ragged])), None
-    if readable():
-        smallest = smallest_on_host(s)
-    widest = (*before, *longest, *behind)
-    own = own_sizes(sizes_of(s), ragged, widest, smallest, op, spans, what)
+    widest = (*before, *longest_at_least(s, tuple([spans[d].least for d in ragged])), *behind)
+    own = own_sizes(sizes_of(s), ragged, widest, op, spans, what)
     least = [span.least for span in spans]  # there may be no rows
     return own, tuple([n if known(n >= k) else larger(n, k) for k, n in zip(least, widest, strict=True)]), ragged
 
 
 def own_sizes(
-    lengths: Tensor, ragged: tuple[int, ...], widest: tuple[int, ...], smallest: tuple[int, ...] | None, op: OpName,
-    spans: Sequence[Span], what: str,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    lengths: Tensor, ragged: tuple[int, ...], widest: tuple[int, ...], op: OpName, spans: Sequence[Span], what: str
+) -> tuple[Tensor, ...]:
     """`own` of `Sizes`, once each row is known to leave something.
 
     Args:
         lengths: ragged sizes of each example, (B, R).
-        smallest: of them, where the host knows them.
     """
     first, rows = ragged[0], lengths.shape[0]
     own = [lengths[:, d - first] if d in ragged else lengths.new_full((rows,), n) for d, n in enumerate(widest)]
@@ -182,11 +176,8 @@ def own_sizes(
     text = message(op, expected, "a smaller one", hint="leave small rows out, or let F.pad grow them first")
     if not is_zero(rows) and any([known(have < k) for k, have in zip(least, widest, strict=True)]):
         raise ShapeError(text)
-    if smallest is None:
-        fits = [(size >= k).all() for size, k in zip(own, least, strict=True)]
-        require(functools.reduce(torch.logical_and, fits), text, ShapeError)
-    elif any([size < least[d] for d, size in zip(ragged, smallest, strict=True)]):
-        raise ShapeError(text)
+    fits = [(size >= k).all() for size, k in zip(own, least, strict=True)]
+    require(functools.reduce(torch.logical_and, fits), text, ShapeError)
     return tuple(own)
 
 
