@@ -135,7 +135,6 @@ def test_a_changed_state_is_seen():
 # Tests that are fast by their mark are fast by the clock.
 
 LONG = {  # files with a fast test of more than five seconds, and why it is fast all the same
-    "laws/test_strides.py": "a law, of all operations",
     "docs/test_readme.py": "a block of docs/testing.md shows what it takes to compare graphs",
 }
 
