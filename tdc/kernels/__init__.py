@@ -2,7 +2,7 @@
 
 A rule is plain torch, which Dynamo traces. An operator stands beside it only where a plain rule cannot be exact, or
 where whole models or steps are at least 1.5 times faster, with one thread and with two. `OPERATORS` lists all of them,
-also those that lie with what they belong to: `tests/architecture` compares it with what is registered.
+also those of other rooms; `tests/architecture` compares the list with the registered operators.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def names(graph: Any) -> list[str]:
 
 
 def test_a_graph_has_the_operator_and_an_exported_one_none():
-    """Where nobody uses its result: it has none."""
+    """The operator stays in the graph, though it has no result."""
     graphs: list[Any] = []
 
     def note(graph: Any, inputs: Any) -> Any:

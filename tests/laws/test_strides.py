@@ -22,7 +22,7 @@ def turned(x: Any) -> Any:
 
 
 def differences(rule: Rule, which: slice) -> list[str]:
-    """What samples of a row get wrong."""
+    """Lines about samples of a row whose results differ."""
     wrong: list[str] = []
     for sample in samples(rule)[which]:
         if "eager" in sample.modes:

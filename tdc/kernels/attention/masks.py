@@ -11,7 +11,7 @@ from tdc.core.errors import ShapeError, message
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: -inf where a bool mask forbids."""
+    """The mask as numbers added to scores: -inf where a bool mask is False."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
