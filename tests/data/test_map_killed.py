@@ -95,6 +95,8 @@ def test_killed_always(engine: Engine, tmp_path: Path):
     td, out = stores(tmp_path)
     limit = LIMIT + 4 * start if name == "dask" else LIMIT  # it tries four workers
     match = r"tdc.map: expected workers that live, got \w+ in chunk"
+    if name == "dask":  # which reads a status twice: a part that is done as its worker dies fails in dask itself
+        match += r"|got TypeError in chunk"
     with within(f"{name}, killed always", limit), pytest.raises(ChunkError, match=match):
         tdc.map(fns.killed, td, chunksize=2, executor=pool, out=out)
     if name == "dask":  # which has started others
