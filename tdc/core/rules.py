@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from tdc.core.dims import Dims, read_dims
 from tdc.core.dtypes import floating, in_float32
 from tdc.core.errors import UnsupportedError, message, op_name
 from tdc.core.torch_functions import own_name
@@ -41,6 +42,7 @@ class Rule:
         family: the file of `tdc/ops/` it belongs to.
         impl: what runs; takes the arguments of `op`.
         ref: the same operation on one dense example.
+        dims: its arguments, where dims are among them; the rows of other containers are derived from it.
         identity: for reductions, the value that changes nothing and that padding is filled with.
         modes: the modes in which the matrix proves the row.
         reason: why there is no implementation; empty where there is one.
@@ -53,6 +55,7 @@ class Rule:
     family: str
     impl: Op
     ref: Op
+    dims: Dims | None = None
     identity: float | None = None
     modes: tuple[str, ...] = MODES
     reason: str = ""
@@ -112,17 +115,19 @@ def method_of(op: Op) -> Op | None:
 
 def define(
     op: Op, family: str, *, ragged: Op | None = None, nested: Op | None = None, masked: Op | None = None,
-    tensordict: Op | None = None, ref: Op | None = None, aliases: Iterable[Op] = (), **facts: Any,
+    tensordict: Op | None = None, ref: Op | None = None, dims: str = "", aliases: Iterable[Op] = (), **facts: Any,
 ) -> None:  # fmt: skip
     """Put the rows of an operation into the table, one for each kind that has an implementation.
 
     Args:
         ragged: the implementation for NestedTensor and MaskedBatch alike.
+        dims: the arguments as `core/dims.py` writes them, of an operation that takes dims.
         facts: further fields of `Rule`.
     """
+    takes = read_dims(dims) if dims else None
     for kind, impl in (("nested", nested or ragged), ("masked", masked or ragged), ("tensordict", tensordict)):
         if impl is not None:
-            add_rule(Rule(op, kind, family, impl, ref or op, **facts), aliases)
+            add_rule(Rule(op, kind, family, impl, ref or op, takes, **facts), aliases)
 
 
 def note_syncs(text: str, *ops: Op, kinds: Iterable[str] = KINDS) -> None:

@@ -5,7 +5,7 @@ with its dims counted from the front. What it means is what it means for a tenso
 by itself: `td.std(1)`, `td.sort(0)`, `td.cumsum(-1)`, `td.roll(1)`.
 
     lift(td, fn)                        `fn` of every leaf; the batch size is read off a result
-    along(torch.sort, "dim stable")     a row for an operation that takes dims, by the names of its arguments
+    along(torch.sort, "input dim*=-1")  a row for an operation that takes dims, by its arguments, see `core/dims.py`
 
 An operation that gives several tensors gives several TensorDicts, in the named tuple that torch returns.
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, normal_dim
 from tdc.core.container import dims_of
+from tdc.core.dims import NEEDED, read_dims
 from tdc.core.errors import (
     DtypeError,
     IndexingError,
@@ -42,8 +43,6 @@ from tdc.ragged.storage import map_results
 from tdc.tensordict.indexing import reshared
 from tdc.tensordict.storage import Leaves, together
 from tdc.tensordict.tensordict import TensorDict, build_td
-
-NEEDED: Any = object()
 
 
 def on_leaves(op: Op) -> Op:
@@ -117,38 +116,44 @@ def sample(x: TensorDict, fn: Op, others: tuple[TensorDict, ...], out: dict[Any,
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """What an operation along batch dims takes.
+    """An operation along batch dims.
 
     Attributes:
         names: its arguments behind the first, in order; "dim" is among them.
-        run: what runs on each leaf: the operation itself, as it is called on leaves, or another one.
+        run: the operation on each leaf.
         default: the dim where none is given: None for all batch dims, NEEDED where one must be.
-        several: whether torch takes a tuple of dims.
-        spread: the arguments that have the dims of the batch, and are extended over features.
-        over_all: what runs for all batch dims as one, where torch gives something else then.
+        several: True if torch takes a tuple of dims.
+        operands: the arguments that have the dims of the batch, and are extended over features.
+        over_all: the operation over all batch dims as one, where torch gives something else then.
     """
 
     names: tuple[str, ...]
     run: Op
-    default: Any = None
-    several: bool = False
-    spread: tuple[str, ...] = ()
-    over_all: Op | None = None
+    default: Any
+    several: bool
+    operands: tuple[str, ...]
+    over_all: Op | None
+
+
+def along_dims(op: Op, text: str, run: Op | None = None, over_all: Op | None = None) -> Along:
+    """`Along` of an operation with these arguments."""
+    dims = read_dims(text)
+    return Along(dims.names[1:], run or on_leaves(op), dims.default, dims.several, dims.operands, over_all)
 
 
 def along(
-    op: Op, names: str, family: str, *, ragged: Op | None = None, identity: float | None = None, aliases: Any = (),
-    whole: bool = False, **how: Any,
+    op: Op, dims: str, family: str, *, ragged: Op | None = None, run: Op | None = None, over_all: Op | None = None,
+    whole: bool = False, **facts: Any,
 ) -> None:  # fmt: skip
-    """Rows for an operation along batch dims, and for ragged batches where `ragged` does it.
+    """Define the rows of an operation along batch dims, and those of ragged batches where `ragged` does it.
 
     Args:
         whole: as `of_whole`.
-        how: further fields of `Along`.
+        run, over_all: as of `Along`.
+        facts: further arguments of `define`.
     """
-    takes = Along(tuple(names.split()), run=how.pop("run", None) or on_leaves(op), **how)
-    impl = partial(of_whole if whole else along_tensordict, op, takes)
-    define(op, family, ragged=ragged, tensordict=impl, identity=identity, aliases=aliases)
+    impl = partial(of_whole if whole else along_tensordict, op, along_dims(op, dims, run, over_all))
+    define(op, family, ragged=ragged, tensordict=impl, dims=dims, **facts)
 
 
 def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: Any) -> Any:
@@ -163,12 +168,12 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
     others = {name: value for name, value in given.items() if isinstance(value, TensorDict)}
     fixed = {name: value for name, value in given.items() if name not in others}
     count = 1 if dims is None else dims_of(x)
-    if dims is not None and not others and not how.spread:
+    if dims is not None and not others and not how.operands:
         return lift(x, lambda leaf: run(leaf, dim=dims, **fixed), op=op)
 
     def fn(leaf: Any, *rest: Any) -> Any:
         now = {**fixed, **dict(zip(others, rest, strict=True))}
-        for name in how.spread:
+        for name in how.operands:
             if name in fixed:
                 now[name] = spread_over(op, name, fixed[name], leaf.shape[dims_of(x) :], count)
         if dims is None:

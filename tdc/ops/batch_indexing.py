@@ -19,7 +19,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.container import Container, dims_of
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
-from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
+from tdc.ops.batch import along, along_dims, along_tensordict, lift
 from tdc.ops.indexing import flat_index
 from tdc.ops.leafwise import check_broadcast
 from tdc.ragged.storage import Ragged
@@ -82,18 +82,17 @@ def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> Ten
     return gather_leaves(x, dim, index, **kwargs)
 
 
-GATHER = Along(("dim", "index"), on_leaves(torch.gather), NEEDED, spread=("index",))
-gather_leaves = partial(along_tensordict, torch.gather, GATHER)
+gather_leaves = partial(along_tensordict, torch.gather, along_dims(torch.gather, "input dim* index+"))
 
-along(torch.select, "dim index", "indexing", default=NEEDED)
-along(torch.narrow, "dim start length", "indexing", default=NEEDED)
-along(torch.take_along_dim, "indices dim", "indexing", spread=("indices",), run=take_along_dim_leaf)
-along(torch.scatter, "dim index src", "indexing", default=NEEDED, spread=("index", "src"), run=scatter_leaf)
-along(torch.scatter_add, "dim index src", "indexing", default=NEEDED, spread=("index", "src"))
-along(torch.scatter_reduce, "dim index src reduce", "indexing", default=NEEDED, spread=("index", "src"))
-along(torch.index_add, "dim index source", "indexing", default=NEEDED, spread=("source",))
-along(torch.index_copy, "dim index source", "indexing", default=NEEDED, spread=("source",))
-along(torch.index_fill, "dim index value", "indexing", default=NEEDED)
+along(torch.select, "input dim* index", "indexing")
+along(torch.narrow, "input dim* start length", "indexing")
+along(torch.take_along_dim, "input indices+ dim*=None", "indexing", run=take_along_dim_leaf)
+along(torch.scatter, "input dim* index+ src+", "indexing", run=scatter_leaf)
+along(torch.scatter_add, "input dim* index+ src+", "indexing")
+along(torch.scatter_reduce, "input dim* index+ src+ reduce", "indexing")
+along(torch.index_add, "input dim* index source+", "indexing")
+along(torch.index_copy, "input dim* index source+", "indexing")
+along(torch.index_fill, "input dim* index value", "indexing")
 for _op, _impl in (
     (torch.index_select, index_select_tensordict), (torch.gather, gather_tensordict),
     (torch.masked_select, masked_select_tensordict), (torch.diagonal, diagonal_tensordict),

@@ -275,15 +275,18 @@ def cosine_of_leaves(x1: Tensor, x2: Tensor, dim: int, eps: float = 1e-8) -> Ten
     return F.cosine_similarity(x1, x2, dim, eps)
 
 
-PAIRS: dict[Op, Op] = {
-    F.cosine_similarity: cosine_similarity, F.pairwise_distance: pairwise_distance, torch.linalg.vecdot: vecdot,
-    torch.cross: cross, torch.linalg.cross: linalg_cross, torch.cdist: cdist,
-    torch.diagonal: diagonal_of, torch.linalg.diagonal: linalg_diagonal, torch.diag_embed: diag_embed,
-    torch.diag: diag, torch.diagflat: diagflat, torch.cov: cov, torch.corrcoef: corrcoef,
+PAIRS: dict[Op, tuple[Op, str]] = {
+    torch.linalg.vecdot: (vecdot, "x y+ dim*=-1"),
+    torch.cross: (cross, "input other+ dim*"), torch.linalg.cross: (linalg_cross, "input other+ dim*=-1"),
+    torch.diagonal: (diagonal_of, "input offset dim1*=0 dim2*=1"),
+    torch.linalg.diagonal: (linalg_diagonal, "A offset dim1* dim2*"),
+    torch.diag_embed: (diag_embed, "input offset dim1* dim2*"),
+    F.pairwise_distance: (pairwise_distance, ""), torch.cdist: (cdist, ""), torch.diag: (diag, ""),
+    torch.diagflat: (diagflat, ""), torch.cov: (cov, ""), torch.corrcoef: (corrcoef, ""),
 }  # fmt: skip
-for _op, _impl in PAIRS.items():
-    define(_op, "distance", ragged=_impl)
-along(F.cosine_similarity, "x2 dim eps", "distance", default=1, run=cosine_of_leaves)
+for _op, (_impl, _dims) in PAIRS.items():
+    define(_op, "distance", ragged=_impl, dims=_dims)
+along(F.cosine_similarity, "x1 x2+ dim*=1 eps", "distance", ragged=cosine_similarity, run=cosine_of_leaves)
 unsupported(
     F.pdist, ["nested", "masked"], "distances of n positions, n (n - 1) / 2 in each row, which no lengths hold",
     family="distance", hint="torch.cdist(x, x), both halves of the matrix of each row",

@@ -21,7 +21,7 @@ from tdc.core.container import Container
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, at, named_result, not_empty, reduce_along, segments_of
-from tdc.ops.batch import Along, along, along_tensordict, on_leaves
+from tdc.ops.batch import Along, along, along_dims, along_tensordict
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
 from tdc.ops.segments import extreme, is_extreme
@@ -87,9 +87,11 @@ def extreme_tensordict(op: Op, pointwise: Op, how: Along, *args: Any, **kwargs: 
 
 
 for _op in (torch.argmax, torch.argmin):
-    along(_op, "dim keepdim", "extremes", ragged=partial(arg_ragged, _op), identity=IDENTITY[_op])
+    along(_op, "input dim*=None keepdim", "extremes", ragged=partial(arg_ragged, _op), identity=IDENTITY[_op])
 for _op, _pointwise in PAIRED.items():
-    define(_op, "extremes", ragged=partial(extreme_ragged, _op), identity=IDENTITY[_op])
-    _how = Along(("dim", "keepdim"), on_leaves(_op), over_all=REDUCE[IDENTITY[_op]])
-    define(_op, "extremes", tensordict=partial(extreme_tensordict, _op, _pointwise, _how))
-along(torch.aminmax, "dim keepdim", "extremes", ragged=aminmax_ragged)
+    _how = along_dims(_op, "input dim*=None keepdim", over_all=REDUCE[IDENTITY[_op]])
+    define(
+        _op, "extremes", ragged=partial(extreme_ragged, _op), dims="input dim*=None keepdim", identity=IDENTITY[_op],
+        tensordict=partial(extreme_tensordict, _op, _pointwise, _how),
+    )  # fmt: skip
+along(torch.aminmax, "input dim*=None keepdim", "extremes", ragged=aminmax_ragged)

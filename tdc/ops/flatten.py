@@ -307,6 +307,6 @@ def sizes_for(x: Ragged, like: Any) -> Tensor:
     return ragged_sizes(like)
 
 
-for _op, _impl in ((torch.flatten, flatten_ragged), (torch.unflatten, unflatten_ragged)):
-    define(_op, "shape", ragged=_impl)
+define(torch.flatten, "shape", ragged=flatten_ragged)
+define(torch.unflatten, "shape", ragged=unflatten_ragged, dims="input dim* sizes")
 note_syncs("the number of elements, of the batch with static dims", torch.flatten, kinds=("nested",))

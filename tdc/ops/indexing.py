@@ -347,14 +347,18 @@ def select_ragged(x: Ragged, dim: int, index: Any) -> Ragged | Tensor:
 
 # -- rows
 
-for _op, _impl in (
-    (torch.gather, gather_ragged), (torch.take_along_dim, take_along_dim_ragged), (torch.take, take_ragged),
-    (torch.index_select, index_select_ragged), (torch.index_fill, index_fill_ragged),
-    (torch.index_put, index_put_ragged), (torch.narrow, narrow_ragged), (torch.select, select_ragged),
+for _op, _impl, _dims in (
+    (torch.gather, gather_ragged, "input dim* index+"),
+    (torch.take_along_dim, take_along_dim_ragged, "input indices+ dim*=None"),
+    (torch.scatter, scatter_rule(torch.scatter), "input dim* index+ src+"),
+    (torch.scatter_add, scatter_rule(torch.scatter_add), "input dim* index+ src+"),
+    (torch.scatter_reduce, scatter_rule(torch.scatter_reduce), "input dim* index+ src+ reduce"),
+    (torch.index_select, index_select_ragged, "input dim* index"),
+    (torch.index_fill, index_fill_ragged, "input dim* index value"),
+    (torch.narrow, narrow_ragged, "input dim* start length"), (torch.select, select_ragged, "input dim* index"),
+    (torch.take, take_ragged, ""), (torch.index_put, index_put_ragged, ""),
 ):  # fmt: skip
-    define(_op, "indexing", ragged=_impl)
-for _op in (torch.scatter, torch.scatter_add, torch.scatter_reduce):
-    define(_op, "indexing", ragged=scatter_rule(_op))
+    define(_op, "indexing", ragged=_impl, dims=_dims)
 for _op in (torch.index_add, torch.index_copy, torch.index_reduce):
     define(_op, "indexing", ragged=index_write_rule(_op))
 note_syncs("the number of elements of the rows", torch.index_select, kinds=("nested",))

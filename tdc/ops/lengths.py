@@ -273,7 +273,7 @@ def unshuffled(images: Tensor, factor: int) -> Tensor:
 
 define(F.pad, "shape", ragged=pad)
 define(torch.repeat_interleave, "shape", ragged=repeat_interleave)
-define(torch.Tensor.unfold, "shape", ragged=unfold)
+define(torch.Tensor.unfold, "shape", ragged=unfold, dims="input dimension* size step")
 for _op in (F.pixel_shuffle, F.pixel_unshuffle):
     define(_op, "shape", ragged=partial(pixels, _op))
 note_syncs("the number of elements, of repeats that are data", torch.repeat_interleave, kinds=("nested", "masked"))

@@ -336,7 +336,7 @@ for _op, _part, _cores in ((LINALG.pinv, "ij", {"rcond": 0}), (LINALG.matrix_ran
     matrix_rule(_op, _part, squared=partial(spectrum.by_rank, _op), cores={**_cores, "atol": 0, "rtol": 0})
 matrix_rule(LINALG.householder_product, cores={"tau": 1})
 matrix_rule(torch.lu_unpack, cores={"pivots": 1})
-define(LINALG.matrix_norm, "linalg", ragged=matrix_norm)
+define(LINALG.matrix_norm, "linalg", ragged=matrix_norm, dims="A ord dim** keepdim")
 for _op in (LINALG.solve, LINALG.solve_ex, LINALG.solve_triangular):
     define(_op, "linalg", ragged=partial(of_system, _op, 0, {"A": 2, "B": 2}))
 define(torch.cholesky_solve, "linalg", ragged=partial(of_system, torch.cholesky_solve, 1, {"input": 2, "input2": 2}))

@@ -133,7 +133,9 @@ def with_mean_ragged(
     return moment_ragged(op, x, dim, unbiased, keepdim, **kwargs), mean
 
 
-reduction(torch.count_nonzero, count_nonzero_of, family="moments", dense=count_values, names="dim", identity=0)
+reduction(
+    torch.count_nonzero, count_nonzero_of, family="moments", dense=count_values, dims="input dim**=None", identity=0
+)
 reduction(torch.nansum, nansum_of, family="moments", identity=0)
 reduction(torch.nanmean, nanmean_of, family="moments", dense=nanmean_values)
 reduction(torch.logsumexp, logsumexp_of, family="moments", dense=log_values, identity=-math.inf)
@@ -141,7 +143,7 @@ for _op, _impl in (
     (torch.std, partial(moment_ragged, torch.std)), (torch.var, partial(moment_ragged, torch.var)),
     (torch.std_mean, partial(with_mean_ragged, torch.std)), (torch.var_mean, partial(with_mean_ragged, torch.var)),
 ):  # fmt: skip
-    along(_op, "dim unbiased keepdim", "moments", ragged=_impl, several=True)
+    along(_op, "input dim**=None unbiased keepdim", "moments", ragged=_impl)
 define(torch.histc, "moments", nested=lambda input, *args, **kwargs: torch.histc(input.values, *args, **kwargs))
 unsupported(
     torch.histc, ["masked"], "bins, into which padding would be counted", family="moments",

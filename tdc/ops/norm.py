@@ -20,7 +20,7 @@ from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.typing import Op, OpName
 from tdc.ops import segments
-from tdc.ops.batch import NEEDED, along
+from tdc.ops.batch import along
 from tdc.ops.positionwise import last_is_static, positionwise
 from tdc.ops.rectangle import repacked
 from tdc.ragged.masked import MaskedBatch
@@ -91,5 +91,5 @@ positionwise(F.layer_norm, "norm", check_normalized, fill=ascending)
 positionwise(F.rms_norm, "norm", check_normalized, fill=ascending, aliases=(torch.rms_norm,))
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
     _impl = partial(softmax, _op)
-    along(_op, "dim dtype", "norm", ragged=_impl, identity=-math.inf, default=NEEDED, aliases=[_alias])
-along(F.softmin, "dim dtype", "norm", ragged=softmin_ragged, identity=math.inf, default=NEEDED)
+    along(_op, "input dim* dtype", "norm", ragged=_impl, identity=-math.inf, aliases=[_alias])
+along(F.softmin, "input dim* dtype", "norm", ragged=softmin_ragged, identity=math.inf)

@@ -203,9 +203,9 @@ def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim
 
 
 for _op in (torch.quantile, torch.nanquantile):
-    along(_op, "q dim keepdim", "order_statistics", ragged=partial(quantile_ragged, _op))
+    along(_op, "input q dim*=None keepdim", "order_statistics", ragged=partial(quantile_ragged, _op))
 for _op in (torch.median, torch.nanmedian):
     _impl = partial(median_ragged, _op)
-    along(_op, "dim keepdim", "order_statistics", ragged=_impl, over_all=partial(middle_of, _op))
-along(torch.mode, "dim keepdim", "order_statistics", ragged=mode_ragged, default=-1)
-along(torch.kthvalue, "k dim keepdim", "order_statistics", ragged=kthvalue_ragged, default=-1)
+    along(_op, "input dim*=None keepdim", "order_statistics", ragged=_impl, over_all=partial(middle_of, _op))
+along(torch.mode, "input dim*=-1 keepdim", "order_statistics", ragged=mode_ragged)
+along(torch.kthvalue, "input k dim*=-1 keepdim", "order_statistics", ragged=kthvalue_ragged)

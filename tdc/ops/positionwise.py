@@ -155,5 +155,5 @@ def one_hot(input: NestedTensor | MaskedBatch, num_classes: int = -1) -> Results
 positionwise(F.linear, "positionwise", check_linear)
 define(F.embedding, "positionwise", ragged=embedding)
 define(F.bilinear, "positionwise", ragged=bilinear)
-along(F.glu, "dim", "positionwise", ragged=glu, default=-1)
+along(F.glu, "input dim*=-1", "positionwise", ragged=glu)
 define(F.one_hot, "positionwise", ragged=one_hot)

@@ -140,4 +140,4 @@ def derivable(values: Tensor, times: Callable[[Tensor], Tensor], total: Callable
     return scale * growth * torch.where(count == 0, 1, none) + torch.where(count == 0, 0, times(fixed))
 
 
-reduction(torch.prod, prod_of, dense=prod_dims, several=False, identity=1)
+reduction(torch.prod, prod_of, dense=prod_dims, dims="input dim*=None keepdim", identity=1)

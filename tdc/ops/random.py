@@ -74,4 +74,4 @@ define(
     torch.bernoulli, "random", nested=unary_nested(torch.bernoulli), masked=bernoulli_masked,
     tensordict=unary_tensordict(torch.bernoulli),
 )  # fmt: skip
-along(F.gumbel_softmax, "tau hard eps dim", "random", ragged=gumbel_softmax_ragged, default=-1)
+along(F.gumbel_softmax, "logits tau hard eps dim*=-1", "random", ragged=gumbel_softmax_ragged)

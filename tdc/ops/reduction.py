@@ -38,20 +38,19 @@ from tdc.ragged.storage import Ragged, feature_axis, lacking, with_data
 
 
 def reduction(
-    op: Op, rule: Op, *, family: str = "reduction", dense: Op | None = None, names: str = "dim keepdim",
-    several: bool = True, identity: float | None = None,
+    op: Op, rule: Op, *, family: str = "reduction", dense: Op | None = None,
+    dims: str = "input dim**=None keepdim", identity: float | None = None,
 ) -> None:  # fmt: skip
     """Rows for a reduction, for all three containers.
 
     Args:
         rule: `(x, dims, keepdim, **kwargs) -> Tensor` of a ragged batch, dims with ragged ones or the batch among them.
         dense: what runs on tensors, `(values, dim=dims, keepdim=..., **kwargs)`, where it is not `op`.
-        names: the arguments of `op`, as a TensorDict takes them.
-        several: whether a TensorDict takes several dims.
+        dims: the arguments of `op`, see `core/dims.py`.
         identity: what changes nothing; infinities become the extreme of an integer dtype.
     """
     ragged, whole = partial(reduce_ragged, op, rule, dense or op), op in (torch.any, torch.all)
-    along(op, names, family, ragged=ragged, several=several, identity=identity, whole=whole)
+    along(op, dims, family, ragged=ragged, identity=identity, whole=whole)
 
 
 def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from tdc.layout.segments import elements, lengths_of, on_host_too, sizes_on_host
 from tdc.layout.spans import gather_spans, take_spans
 from tdc.layout.structure import Structure, remember
 from tdc.ops.along_dim import along_static, named_result, ragged_dim
-from tdc.ops.batch import NEEDED, along
+from tdc.ops.batch import along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.product import cumprod
 from tdc.ops.rectangle import rectangle, repacked
@@ -174,10 +174,10 @@ FOR_GRAPHS: dict[Op, Op] = {torch.cumprod: cumprod}  # of which torch's own make
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
     _ragged = partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0)
     _run = partial(of_leaf, _op) if _op in FOR_GRAPHS else None
-    along(_op, "dim", "scan", ragged=_ragged, default=NEEDED, run=_run)
-define(torch.trapezoid, "scan", ragged=trapezoid_ragged, aliases=[torch.trapz])
-define(torch.cumulative_trapezoid, "scan", ragged=cumulative_trapezoid_ragged)
-along(torch.diff, "n dim prepend append", "scan", ragged=diff_ragged, default=-1, spread=("prepend", "append"))
+    along(_op, "input dim*", "scan", ragged=_ragged, run=_run)
+define(torch.trapezoid, "scan", ragged=trapezoid_ragged, dims="y x+ dim*=-1", aliases=[torch.trapz])
+define(torch.cumulative_trapezoid, "scan", ragged=cumulative_trapezoid_ragged, dims="y x+ dim*=-1")
+along(torch.diff, "input n dim*=-1 prepend+ append+", "scan", ragged=diff_ragged)
 note_syncs(
     "the number of elements, along one of several ragged dims", torch.trapezoid, torch.cumulative_trapezoid, torch.diff,
     kinds=("nested",),

@@ -347,8 +347,9 @@ def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:
     return list(zip(*each, strict=True))
 
 
+define(torch.transpose, "shape", ragged=transpose_ragged, dims="input dim0* dim1*")
 for _op, _impl in (
-    (torch.permute, permute_ragged), (torch.transpose, transpose_ragged), (torch.unsqueeze, unsqueeze_ragged),
+    (torch.permute, permute_ragged), (torch.unsqueeze, unsqueeze_ragged),
     (torch.squeeze, squeeze_ragged), (torch.reshape, reshape_ragged), (torch.Tensor.view, reshape_ragged),
     (torch.Tensor.expand, expand_ragged), (torch.Tensor.repeat, repeat_ragged), (torch.flip, flip_ragged),
     (torch.roll, roll_ragged),

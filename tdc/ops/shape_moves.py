@@ -181,8 +181,9 @@ def view_as_complex(x: Any) -> Ragged:
     return with_data(x, torch.view_as_complex(data_of(x)))
 
 
+define(torch.movedim, "shape", ragged=movedim, tensordict=movedim, dims="input source** destination**")
 for _op, _impl in (
-    (torch.movedim, movedim), (torch.rot90, rot90), (torch.flipud, lambda input: call(input, "flip", (0,))),
+    (torch.rot90, rot90), (torch.flipud, lambda input: call(input, "flip", (0,))),
     (torch.fliplr, lambda input: call(input, "flip", (1,))), (torch.t, t), (torch.tile, tile),
     (torch.broadcast_to, broadcast_to), (torch.hstack, partial(stacked_along, 1, 1)),
     (torch.vstack, partial(stacked_along, 2, 0)), (torch.dstack, partial(stacked_along, 3, 2)),

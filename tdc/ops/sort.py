@@ -103,8 +103,8 @@ def searchsorted_ragged(
 
 
 for _op in (torch.sort, torch.argsort):
-    along(_op, "dim descending stable", "sort", ragged=sort_ragged(_op), default=-1)
-along(torch.topk, "k dim largest sorted", "sort", ragged=topk_ragged, default=-1)
+    along(_op, "input dim*=-1 descending stable", "sort", ragged=sort_ragged(_op))
+along(torch.topk, "input k dim*=-1 largest sorted", "sort", ragged=topk_ragged)
 define(torch.searchsorted, "sort", ragged=searchsorted_ragged)
 define(torch.msort, "sort", tensordict=lambda x: lift(x, torch.msort, size=x.batch_size, op="msort"))
 

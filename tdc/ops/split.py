@@ -188,12 +188,18 @@ def chunk_lengths(chunks: Any, total: Any) -> list[Any]:
     return [0] * chunks if total == 0 else part_lengths(-(-total // chunks), total)
 
 
-for _op, _impl in (
-    (torch.split, split), (torch.chunk, chunk), (torch.tensor_split, tensor_split),
-    (torch.split_with_sizes, split_with_sizes), (torch.hsplit, partial(split_at, 1, 1, torch.hsplit)),
-    (torch.vsplit, partial(split_at, 2, 0, torch.vsplit)), (torch.dsplit, partial(split_at, 3, 2, torch.dsplit)),
+for _op, _impl, _dims in (
+    (torch.split, split, "tensor split_size_or_sections dim*=0"), (torch.chunk, chunk, "input chunks dim*=0"),
+    (torch.tensor_split, tensor_split, "input indices_or_sections dim*=0"),
+    (torch.split_with_sizes, split_with_sizes, "input split_sizes dim*=0"),
+    (torch.hsplit, partial(split_at, 1, 1, torch.hsplit), ""),
+    (torch.vsplit, partial(split_at, 2, 0, torch.vsplit), ""),
+    (torch.dsplit, partial(split_at, 3, 2, torch.dsplit), ""),
 ):  # fmt: skip
-    define(_op, "split", ragged=_impl, tensordict=_impl)
-define(torch.unbind, "split", nested=NestedTensor.unbind, masked=MaskedBatch.unbind, tensordict=unbind_tensordict)
+    define(_op, "split", ragged=_impl, tensordict=_impl, dims=_dims)
+define(
+    torch.unbind, "split", nested=NestedTensor.unbind, masked=MaskedBatch.unbind, tensordict=unbind_tensordict,
+    dims="input dim*=0",
+)  # fmt: skip
 note_syncs("the number of elements of each part", torch.chunk, torch.tensor_split, kinds=("nested",))
 note_syncs("the lengths", torch.unbind, kinds=("masked",))

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import int_tuple, normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.container import Container
+from tdc.core.dims import NEEDED, Dims
 from tdc.core.dynamo import known
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS, ROWS, RULES, TENSOR_OPERATORS, Rule, add_rule
@@ -35,38 +35,24 @@ from tdc.core.signatures import run_named
 from tdc.core.typing import Op
 from tdc.layout.segments import row_ids
 from tdc.layout.structure import Structure, require_same
+from tdc.ops.batch import UNASKED
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inner_at, numbered
 
-FAMILIES = ("pointwise", "random", "positionwise", "loss", "norm", "factory")
-NEED_DIM = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.softmin)  # torch would guess one
-LAST = (  # whose dim is the last by default
-    F.glu, F.gumbel_softmax, torch.sort, torch.argsort, torch.topk, torch.mode, torch.kthvalue,
-)  # fmt: skip
-POSITION = {F.gumbel_softmax: 3, torch.topk: 1, torch.kthvalue: 1}  # of the dim, behind the batch; 0 elsewhere
-COUNTED = (torch.topk, torch.kthvalue)  # whose first argument says how many elements there are at least
+LIFTED = ("pointwise", "random", "positionwise", "loss", "norm", "factory")  # families that run on every element
+REDUCED = ("reduction", "moments", "extremes", "order_statistics", "scan", "sort", "vector_norm")  # along a dim
 PRODUCTS = (torch.matmul, TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul)
 PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}  # of two batches
-OVER_ALL = (  # which take several dims, both levels among them
-    torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.std,
-    torch.var, torch.nansum, torch.nanmean, torch.count_nonzero,
-)  # fmt: skip
-ALONG = (
-    *NEED_DIM, *LAST, *OVER_ALL, *PAIRED, torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin,
-    torch.argmax, torch.argmin, torch.median, torch.nanmedian,
-)  # fmt: skip
-PICKING = {
-    torch.index_select: 0, torch.narrow: 0, torch.select: 0, torch.split: 1, torch.split_with_sizes: 1, torch.chunk: 1,
-}  # fmt: skip
-LEFT_OUT = (  # what takes sizes, or lengths of its own
-    "new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "new_tensor", "ctc_loss",
+PICKING = (torch.index_select, torch.narrow, torch.select, torch.split, torch.split_with_sizes, torch.chunk)
+LEFT_OUT = (  # sizes or lengths of their own, results with a dim in front of the batch
+    "new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "new_tensor", "ctc_loss", "quantile",
+    "nanquantile",
 )  # fmt: skip
 TABLES = ("isin", "bucketize")  # whose second argument all elements share
 MOVES = ("cuda", "cpu", "to", "type_as")  # these call `x.to`, which takes the structure along
 OF_DTYPE = (torch.is_floating_point, torch.is_complex, torch.is_signed)
-FAMILY_OF: dict[Op, str] = {F.softmax: "norm", F.log_softmax: "norm"}  # functions of one row each, but for signatures
-FAMILY_OF |= {rule.op: rule.family for rule in RULES if rule.kind == "nested"}
+NESTED_RULES = {rule.op: rule for rule in RULES if rule.kind == "nested" and not rule.reason}
 TWO_LEVEL_RULES: list[Rule] = []
 HINT = "x.with_values(fn(x.values)), where dim d of x is dim d - 1"
 
@@ -152,22 +138,24 @@ def spread_out(op: Op, like: TwoLevelTensor, a: Tensor) -> Tensor:
     return a[:, 0].index_select(0, row_ids(like._structure, like._values.batch_size[0]))
 
 
-def along(op: Op) -> Op:
+def along(op: Op, takes: Dims) -> Op:
     """A rule that runs `op` along dims of inner examples, or over all elements of each outer one."""
-    on_inner, at = nested_row(op), POSITION.get(op, 0)
+    on_inner, at, default, several = nested_row(op), takes.position, takes.default, takes.several
+    needs_dim, takes_k = default is NEEDED, "k" in takes.names
 
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(input, TwoLevelTensor):
             raise DtypeError(message(op, "a TwoLevelTensor first", describe(input), hint="x.values has one level"))
-        dim = given_dim(args, kwargs, at, -1 if op in LAST else None)
+        kwargs = {name: a for name, a in kwargs.items() if name not in UNASKED}
+        dim = given_dim(args, kwargs, at, None if needs_dim else default)
         if op in PAIRED and ("other" in kwargs or isinstance(dim, (Tensor, Container))):
             return PAIRED[op](input, kwargs.get("other", dim))
         if dim is None or isinstance(dim, bool):
-            if op in NEED_DIM:
+            if needs_dim:
                 raise ShapeError(message(op, "a dim", "none", hint="dim=-1"))
             return on_inner(input._values, *args, **kwargs)
-        x, dims = inner_dims(op, input, dim)
-        if op in COUNTED and dims[0] in x.ragged_dims:
+        x, dims = inner_dims(op, input, dim, several)
+        if takes_k and dims[0] in x.ragged_dims:
             check_inner_lengths(op, input, args[0] if args else kwargs["k"], dims[0])
         args, kwargs = with_dim(args, kwargs, at, dims if isinstance(dim, (tuple, list)) else dims[0])
         out = on_inner(x, *args, **kwargs)
@@ -198,10 +186,9 @@ def with_dim(
     return ((*args[:at], dim, *args[at + 1 :]), kwargs) if len(args) > at else (args, kwargs | {"dim": dim})
 
 
-def picking(op: Op, at: int) -> Op:
-    """A rule for examples chosen along a dim, whose number is argument `at`: outer ones, inner ones of each, or what
-    lies in these."""
-    on_inner = nested_row(op)
+def picking(op: Op, takes: Dims) -> Op:
+    """A rule for examples chosen along a dim: outer ones, inner ones of each, or elements of these."""
+    on_inner, at = nested_row(op), takes.position
 
     def run(input: TwoLevelTensor, *args: Any, **kwargs: Any) -> Any:
         d = normal_dim(given_dim(args, kwargs, at, 0), input.ndim, op)
@@ -215,14 +202,14 @@ def picking(op: Op, at: int) -> Op:
     return run
 
 
-def inner_dims(op: Op, x: TwoLevelTensor, dim: Any) -> tuple[NestedTensor, Any]:
+def inner_dims(op: Op, x: TwoLevelTensor, dim: Any, several: bool) -> tuple[NestedTensor, Any]:
     """Where dims of x are: among those of the inner batch, or of the flattened one where dim 1 is with dim 2."""
     dims = [normal_dim(d, x.ndim, op) for d in int_tuple(op, dim)]
     if dims and min(dims) >= 2:
         return x._values, tuple([d - 1 for d in dims])
-    if 0 not in dims and 1 in dims and 2 in dims and op in OVER_ALL:
+    if 0 not in dims and 1 in dims and 2 in dims and several:
         return flat(op, x), (1, *[d - 1 for d in dims if d > 2])
-    if set(dims) == set(range(x.ndim)) and op in OVER_ALL:
+    if set(dims) == set(range(x.ndim)) and several:
         return x._values, tuple(range(x._values.ndim))
     hint = "x.values, or x.flatten(1, 2) for all elements of an outer example"
     raise ShapeError(message(op, f"dims of inner examples of {describe(x)}", f"dim {dim}", hint=hint))
@@ -294,22 +281,27 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     return build_two_level(outer.structure, joined)
 
 
+def arguments_of(op: Op) -> Dims:
+    """The arguments of an operation that takes dims, as its row for one level writes them."""
+    dims = NESTED_RULES[op].dims
+    assert dims is not None
+    return dims
+
+
 def put(op: Op, impl: Op) -> None:
     """A row, under all names that the row of a NestedTensor has. The matrix of tests lists the latter only."""
     table = DISPATCH["two_level"]
-    add_rule(Rule(op, "two_level", FAMILY_OF[op], impl, op, modes=()), rows=TWO_LEVEL_RULES)
+    add_rule(Rule(op, "two_level", NESTED_RULES[op].family, impl, op, modes=()), rows=TWO_LEVEL_RULES)
     for name in NAMES_OF[DISPATCH["nested"][op]]:
         table.setdefault(name, table[op])
 
 
-NAMES_OF: dict[str, list[Op]] = {}  # of rows of a NestedTensor; those below are rows of their own
+NAMES_OF: dict[str, list[Op]] = {}  # of rows of a NestedTensor
 for _op, _row in DISPATCH["nested"].items():
-    NAMES_OF.setdefault(_row, []).extend([_op] if _op not in ALONG else [])
+    NAMES_OF.setdefault(_row, []).append(_op)
 
-for _op in ALONG:
-    put(_op, along(_op))
-for _op, _at in PICKING.items():
-    put(_op, picking(_op, _at))
+for _op in PICKING:
+    put(_op, picking(_op, arguments_of(_op)))
 for _op, _impl in (
     (torch.flatten, flatten), (torch.unflatten, unflatten), (torch.cat, cat), (torch.transpose, transpose),
     (torch.matmul, lifted(torch.matmul, True)),
@@ -318,9 +310,12 @@ for _op, _impl in (
 for _op in PRODUCTS[1:]:  # which have a row of their own, see `matmul`
     IMPLS[f"two_level_{_op.__name__}"] = lifted(_op, True)
     DISPATCH["two_level"][_op] = f"two_level_{_op.__name__}"
-for _rule in [rule for rule in RULES if rule.kind == "nested" and not rule.reason]:
-    chosen = (_rule.family in FAMILIES and _rule.name not in LEFT_OUT) or _rule.op in OF_DTYPE
-    if _rule.name in MOVES:
-        put(_rule.op, _rule.impl)
-    elif chosen and _rule.op not in DISPATCH["two_level"]:
-        put(_rule.op, lifted(_rule.op, _rule.family in ("pointwise", "loss") and _rule.name not in TABLES))
+for _op, _rule in NESTED_RULES.items():
+    if _op in DISPATCH["two_level"] or _rule.name in LEFT_OUT:
+        continue
+    if _rule.dims is not None and not _rule.dims.operands and _rule.family in (*LIFTED, *REDUCED):
+        put(_op, along(_op, _rule.dims))
+    elif _rule.name in MOVES:
+        put(_op, _rule.impl)
+    elif _rule.family in LIFTED or _op in OF_DTYPE:
+        put(_op, lifted(_op, _rule.family in ("pointwise", "loss") and _rule.name not in TABLES))

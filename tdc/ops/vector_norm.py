@@ -127,9 +127,9 @@ def word(bits: Tensor) -> Tensor:
 
 MAPPED = MODES if maps_views_of_bits() else ("eager", "compile", "grad", "export")
 _op = torch.linalg.vector_norm
-along(_op, "ord dim keepdim", "vector_norm", ragged=vector_norm_ragged, identity=0, several=True)
-along(torch.norm, "p dim keepdim dtype", "vector_norm", ragged=norm_ragged, identity=0, several=True)
+along(_op, "x ord dim**=None keepdim", "vector_norm", ragged=vector_norm_ragged, identity=0)
+along(torch.norm, "input p dim**=None keepdim dtype", "vector_norm", ragged=norm_ragged, identity=0)
 define(torch.linalg.norm, "vector_norm", ragged=linalg_norm_ragged, identity=0)
 define(torch.dist, "vector_norm", ragged=dist_ragged)
-along(F.normalize, "p dim eps", "vector_norm", ragged=normalize_ragged, default=1, several=True)
+along(F.normalize, "input p dim**=1 eps", "vector_norm", ragged=normalize_ragged)
 define(torch.hash_tensor, "vector_norm", ragged=hash_ragged, identity=0, modes=MAPPED)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import tdc
-from tdc.core.rules import DISPATCH, IMPLS
-from tdc.core.signatures import Form, forms_of, renamed
+from tdc.core.dims import NEEDED
+from tdc.core.rules import DISPATCH, IMPLS, RULES
+from tdc.core.signatures import Form, forms_of, renamed, typed_forms
 
 SPARED = {  # by the name of the function: what a rule leaves out, and why
     "bmm addmm baddbmm mm _grouped_mm": "out_dtype is for kernels of CUDA alone",
@@ -101,3 +102,31 @@ def test_keywords_cost_no_graph() -> None:
     for n in (2, 3, 4):
         compiled(tdc.pack([torch.ones(n, 4), torch.ones(1, 4)]))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
+
+
+def described(op: Any) -> list[dict[str, str]]:
+    """The parameters of torch's function in each of its forms: names, and what it says of each."""
+    return [{name: said for name, _, said in form} for form in typed_forms(op)]
+
+
+def test_rows_write_their_dims_as_torch_does() -> None:
+    """The names of arguments in torch's order; a dim without a default where torch has none."""
+    wrong = []
+    for rule in RULES:
+        if rule.dims is None or not (forms := described(rule.op)):
+            continue
+        names, defaults = rule.dims.names[1:], dict(rule.dims.defaults)
+        order = [[n for n in form if n in names] for form in forms if set(names) <= set(form)]
+        if list(names) not in order and rule.name not in OTHER_NAMES:
+            wrong.append(f"{rule}: {names}, of torch {[list(form) for form in forms]}")
+        has_default = {name: any("..." in form.get(name, "...") for form in forms) for name in defaults}
+        for name, default in defaults.items():
+            if default is not NEEDED and not has_default[name] and rule.name not in LENIENT:
+                wrong.append(f"{rule}: {name} has a default that torch has not")
+    assert wrong == []
+
+
+OTHER_NAMES = (  # several forms, told apart by types or by name
+    "split", "tensor_split", "std", "var", "std_mean", "var_mean", "sort", "argsort",
+)  # fmt: skip
+LENIENT = ("logsumexp", "amax", "amin")  # all elements without a dim

@@ -14,9 +14,9 @@ from torch.testing import assert_close
 from two_levels import LENGTHS, OTHERS, batch, documents, nested, same, same_rows
 
 import tdc
-from tdc.core.rules import DISPATCH, RULES
+from tdc.core.rules import DISPATCH
 from tdc.core.signatures import forms_of
-from tdc.ops.two_level import ALONG, PICKING, TWO_LEVEL_RULES
+from tdc.ops.two_level import NESTED_RULES, PICKING, TWO_LEVEL_RULES
 
 torch.manual_seed(0)
 LINEAR, NORM, WEIGHT = nn.Linear(4, 3).double(), nn.LayerNorm(4).double(), torch.randn(4).double()
@@ -40,6 +40,8 @@ SENTENCES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = 
     "softmax features": (lambda x: x.softmax(-1), lambda s: s.softmax(-1)),
     "softmax tokens": (lambda x: torch.softmax(x, 2), lambda s: s.softmax(0)),
     "log_softmax": (lambda x: F.log_softmax(x, dim=-2), lambda s: s.log_softmax(0)),
+    "normalize": (lambda x: F.normalize(x, dim=2), lambda s: F.normalize(s, dim=0)),
+    "normalize features": (lambda x: F.normalize(x, dim=-1), lambda s: F.normalize(s, dim=-1)),
     "cumsum": (lambda x: x.cumsum(2), lambda s: s.cumsum(0)),
     "zeros_like": (lambda x: torch.zeros_like(x) + x, lambda s: s),
     "centred": (lambda x: x - x.mean(2, keepdim=True), lambda s: s - s.mean(0, keepdim=True)),
@@ -71,6 +73,9 @@ VECTORS: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
     "mean": (lambda x: torch.mean(x, dim=2), lambda s: s.mean(0)),
     "amax": (lambda x: torch.cat([x, x], 2)[x.inner_lengths > 0].amax(-2), lambda s: s.amax(0)),
     "logsumexp": (lambda x: x.logsumexp(2), lambda s: s.logsumexp(0)),
+    "vector_norm": (lambda x: torch.linalg.vector_norm(x, 2, 2), lambda s: torch.linalg.vector_norm(s, 2, 0)),
+    "norm": (lambda x: x.norm(dim=(2, 3)), lambda s: s.norm()),
+    "var_mean": (lambda x: torch.var_mean(x, 2, correction=0)[1], lambda s: s.mean(0)),
     "all": (lambda x: x.sum((2, 3)), lambda s: s.sum()),
     "keepdim": (lambda x: x.sum(2, keepdim=True), lambda s: s.sum(0, keepdim=True)),
     "count": (lambda x: (x > 0).count_nonzero(2), lambda s: (s > 0).count_nonzero(0)),
@@ -316,7 +321,7 @@ class TestRefused:
 
 def test_rows_with_a_dim_count_it_anew():
     """A row that hands a dim on as it is would take sentences for tokens."""
-    own = {*ALONG, *PICKING, torch.flatten, torch.unflatten, torch.cat, torch.transpose}
+    own = {op for op, rule in NESTED_RULES.items() if rule.dims} | {torch.flatten, torch.cat}
     names = {"dim", "dims", "axis", "dim0", "dim1", "start_dim"}
     taken = {rule.op: {name for form in forms_of(rule.op) for name, _ in form} for rule in TWO_LEVEL_RULES}
     assert not [op for op, found in taken.items() if found & names and op not in own]
@@ -336,6 +341,5 @@ def test_results_with_names():
 
 
 def test_every_row_runs_one_of_a_nested_tensor():
-    known = {rule.op for rule in RULES if rule.kind == "nested" and not rule.reason} | {F.softmax, F.log_softmax}
-    assert {rule.op for rule in TWO_LEVEL_RULES} <= known
-    assert {*ALONG, *PICKING} <= set(DISPATCH["two_level"])
+    assert {rule.op for rule in TWO_LEVEL_RULES} <= set(NESTED_RULES)
+    assert set(PICKING) <= set(DISPATCH["two_level"])

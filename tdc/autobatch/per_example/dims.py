@@ -1,14 +1,7 @@
 """Rows of operations whose arguments name dims: the same dims, counted from the batch on.
 
-Each row is written as its parameters in torch's order; those with a star are dims of an example. Behind `=` stands the
-dim where none is given:
-
-    "input dim*"              must be given, or torch's own counts from the last dim
-    "input dim*=1"            this one
-    "input dim*=all"          all dims of each example, none of the batch
-    "input dim*=flat"         the dim that all of them become: torch takes one dim only
-
-Other operands meet the first from the last dim; positions along a dim count within each example, as in `tdc.ops`.
+Most are derived from what the rule says of its arguments, see `core/dims.py`. Other operands meet the first from the
+last dim; positions along a dim count within each example, as in `tdc.ops`.
 """
 
 from __future__ import annotations
@@ -21,6 +14,8 @@ from torch import Tensor
 
 from tdc.autobatch.per_example.operands import together
 from tdc.autobatch.per_example.table import (
+    NESTED,
+    TABLE,
     all_dims,
     behind,
     each,
@@ -34,63 +29,57 @@ from tdc.autobatch.per_example.table import (
     rank,
     refuse,
 )
-from tdc.core.rules import name_of
+from tdc.core.dims import Dims
+from tdc.core.rules import RULES, name_of
 from tdc.core.torch_functions import is_handed_on
 from tdc.core.typing import Op
+from tdc.ops.batch import on_leaves
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import map_results
 
-OPERANDS = ("index", "indices", "src", "other", "x", "y", "x2", "prepend", "append")  # what meets the first operand
-Parameter = tuple[str, bool, str]  # its name, whether it is a dim, and what it is where it is not given
 
+def counted(op: Any, takes: Dims) -> Op:
+    """A row for an operation with dims among its arguments.
 
-def parameters(text: str) -> list[Parameter]:
-    """The parameters that a row is written as."""
-    found: list[Parameter] = []
-    for word in text.split():
-        name, _, default = word.partition("=")
-        found.append((name.rstrip("*"), name.endswith("*"), default))
-    return found
-
-
-def counted(op: Any, text: str) -> Op:
-    """A row for an operation with dims among its arguments."""
-    known = parameters(text)
-    names = [name for name, _, _ in known]
+    Where none is given, torch takes all elements: all dims of each example, or one dim that they become.
+    """
+    call = on_leaves(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         x = ragged(args[0], op)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        n, more = x.ndim - 1, args[len(names) :]
+        given = dict(zip(takes.names, args, strict=False)) | kwargs
+        n, more = x.ndim - 1, args[len(takes.names) :]
         flat = keep = False
-        for name, is_dim, default in known:
-            if is_dim and given.get(name) is not None and given[name] != ():
+        for name, default in takes.defaults:
+            if given.get(name) is not None and given[name] != ():
                 given[name] = behind(op, given[name], n)
-            elif default == "all":
+            elif default is None and takes.several:
                 given[name] = all_dims(x)
-            elif default == "flat":
+            elif default is None:
                 flat, keep, given[name] = True, bool(given.pop("keepdim", False)), 1
-            elif default:
-                given[name] = behind(op, int(default), n)
+            elif isinstance(default, int):
+                given[name] = behind(op, default, n)
         others = [*given][1:]
         x = flattened(x) if flat else x
-        only_shared(op, *more, *[given[name] for name in others if flat or name not in OPERANDS])
+        only_shared(op, *more, *[given[name] for name in others if flat or name not in takes.operands])
         rest = {name: of_rank(given[name], n) for name in others}
-        positional = [rest.pop(name) for name in names[1 : len(args)] if name in rest]
-        found = op(x, *positional, *more, **rest)
+        positional = [rest.pop(name) for name in takes.names[1 : len(args)] if name in rest]
+        found = call(x, *positional, *more, **rest)
         return map_results(found, lambda t: t.reshape(-1, *[1] * n)) if keep else found
 
     return run
 
 
-def reduction(op: Any) -> Op:
-    """A row for `op(x)` of all elements and `op(x, dim, keepdim)`."""
-    return counted(op, "input dim*=all keepdim")
+def takes(op: Any) -> Dims:
+    """The arguments of an operation, as its row writes them."""
+    found = next(rule.dims for rule in RULES if rule.op is op and rule.kind == "nested")
+    assert found is not None
+    return found
 
 
 def spread_of(op: Any) -> Op:
     """A row for `std` and its kin, whose second argument may say whether they are unbiased."""
-    inner = counted(op, "input dim*=all unbiased keepdim")
+    inner = counted(op, takes(op))
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], bool):
@@ -102,7 +91,7 @@ def spread_of(op: Any) -> Op:
 
 def extreme(op: Any) -> Op:
     """A row for `max`, `min`: of all elements, along a dim, or of two operands."""
-    along = counted(op, "input dim* keepdim")
+    along = counted(op, takes(op))
     whole = torch.amax if op is torch.max else torch.amin
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +107,7 @@ def extreme(op: Any) -> Op:
 
 def quantile(op: Any) -> Op:
     """A row for quantiles: several are the first dim of each example's result."""
-    inner = counted(op, "input q dim*=flat keepdim")
+    inner = counted(op, takes(op))
 
     def run(x: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
         only_shared(op, q)
@@ -222,7 +211,7 @@ def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
 
 def middle(op: Any) -> Op:
     """A row for a median: of all elements its value alone."""
-    inner = counted(op, "input dim*=flat keepdim")
+    inner = counted(op, takes(op))
 
     def run(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
         found = inner(input, dim, keepdim)
@@ -233,25 +222,6 @@ def middle(op: Any) -> Op:
         return torch.where(numel(input) == 0, torch.iinfo(input.dtype).min, found[0])  # torch's of no elements
 
     return run
-
-
-def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
-    only_shared(torch.index_fill, index, value)
-    return torch.index_fill(ragged(input, torch.index_fill), behind("index_fill", dim, rank(input)), index, value)
-
-
-def index_select(input: Any, dim: int, index: Any) -> Any:
-    only_shared(torch.index_select, index)
-    return torch.index_select(ragged(input, torch.index_select), behind("index_select", dim, rank(input)), index)
-
-
-def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
-    only_shared(torch.Tensor.unfold, size, step)
-    return ragged(input, torch.Tensor.unfold).unfold(behind("unfold", dimension, rank(input)), size, step)
-
-
-def msort(input: Any) -> Any:
-    return torch.sort(ragged(input, torch.msort), 1)[0]
 
 
 def norm(A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
@@ -265,9 +235,9 @@ def norm(A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dty
     return torch.linalg.matrix_norm(x, ord, dims, keepdim, dtype=dtype)
 
 
-def gather(op: Any, text: str) -> Op:
+def gather(op: Any) -> Op:
     """A row for what reads or writes at positions that each example has."""
-    inner = counted(op, text)
+    inner = counted(op, takes(op))
 
     def run(*args: Any, **kwargs: Any) -> Any:
         x = args[0]
@@ -306,35 +276,6 @@ def trace(x: Any) -> Any:
     return torch.sum(torch.diagonal(ragged(x, torch.trace), dim1=1, dim2=2), -1)
 
 
-COUNTED: dict[Any, dict[str, str]] = {
-    torch: {
-        "logsumexp": "input dim* keepdim", "argmax argmin": "input dim*=flat keepdim",
-        "mode": "input dim* keepdim",
-        "kthvalue": "input k dim* keepdim",
-        "cumsum cumprod logcumsumexp cummax cummin": "input dim*", "sort": "input dim* descending",
-        "argsort": "input dim* descending", "topk": "input k dim*", "transpose": "input dim0* dim1*",
-        "movedim": "input source* destination*", "unbind": "input dim*=0",
-        "tensor_split": "input indices dim*=0",
-        "split_with_sizes": "input sizes dim*=0", "narrow": "input dim* start length",
-        "diff": "input n dim* prepend append", "trapezoid cumulative_trapezoid": "y x dim*",
-        "diagonal": "input offset dim1*=0 dim2*=1", "diag_embed": "input offset dim1* dim2*",
-        "select": "input dim* position", "norm": "input p dim*=all keepdim", "unflatten": "input dim* sizes",
-        "aminmax": "input dim*=flat keepdim", "prod": "input dim*=flat keepdim", "cross": "input other dim*",
-    },
-    F: {
-        "softmin": "input dim*", "normalize": "input p dim*=1 eps", "cosine_similarity": "x1 x2 dim*=1 eps",
-        "gumbel_softmax": "logits tau hard eps dim*", "glu": "input dim*",
-    },
-    torch.linalg: {
-        "vector_norm": "x ord dim*=all keepdim", "matrix_norm": "A ord dim* keepdim", "cross": "input other dim*",
-        "diagonal": "A offset dim1* dim2*", "vecdot": "x y dim*",
-    },
-}  # fmt: skip
-POSITIONS = {
-    "gather": "input dim* index", "take_along_dim": "input indices dim*", "scatter": "input dim* index src",
-    "scatter_add": "input dim* index src", "scatter_reduce": "input dim* index src reduce",
-}  # fmt: skip
-REDUCTIONS = "sum mean amax amin any all count_nonzero nansum nanmean"
 MATRICES = """
     det slogdet cholesky inv matrix_power matrix_exp inv_ex cholesky_ex qr svd svdvals eig eigh eigvals eigvalsh cond
     pinv matrix_rank lu lu_factor lu_factor_ex ldl_factor ldl_factor_ex solve solve_ex solve_triangular
@@ -343,8 +284,7 @@ MATRICES = """
 OLD_MATRICES = "cholesky cholesky_inverse cholesky_solve logdet geqrf qr svd lu_solve ormqr"
 OWN: dict[Any, Op] = {
     torch.softmax: softmax(torch.softmax), torch.log_softmax: softmax(torch.log_softmax),
-    torch.roll: roll, torch.flip: one_by_one("dims", flip), torch.rot90: rot90, torch.index_fill: index_fill,
-    torch.index_select: index_select, torch.Tensor.unfold: unfold,
+    torch.roll: roll, torch.flip: one_by_one("dims", flip), torch.rot90: rot90,
     torch.split: parted(torch.split), torch.chunk: parted(torch.chunk),
     torch.median: middle(torch.median), torch.nanmedian: middle(torch.nanmedian), torch.linalg.norm: norm,
     F.pad: pad, torch.repeat_interleave: repeat_interleave, torch.numel: numel,
@@ -355,15 +295,12 @@ OWN: dict[Any, Op] = {
     **{op: spread_of(op) for op in (torch.std, torch.var, torch.std_mean, torch.var_mean)},
 }  # fmt: skip
 
-for _module, _texts in COUNTED.items():
-    for _names, _text in _texts.items():
-        for _op in each(_module, _names):
-            put(_op, counted(_op, _text))
-for _name, _text in POSITIONS.items():
-    put(getattr(torch, _name), gather(getattr(torch, _name), _text))
-for _op in each(torch, REDUCTIONS):
-    put(_op, reduction(_op))
 for _op in (*each(torch.linalg, MATRICES), *filter(is_handed_on, each(torch, OLD_MATRICES))):
     put(_op, matrices(_op))
 for _op, _row in OWN.items():
     put(_op, _row)
+for _op in each(torch, "gather take_along_dim scatter scatter_add scatter_reduce"):
+    put(_op, gather(_op))
+for _rule in RULES:
+    if _rule.kind == "nested" and _rule.dims is not None and NESTED[_rule.op] not in TABLE:
+        put(_rule.op, counted(_rule.op, _rule.dims))
