@@ -43,6 +43,7 @@ class Rule:
         impl: what runs; takes the arguments of `op`.
         ref: the same operation on one dense example.
         dims: its arguments, where dims are among them; the rows of other containers are derived from it.
+        broadcasts: True if its tensors broadcast, example by example.
         identity: for reductions, the value that changes nothing and that padding is filled with.
         modes: the modes in which the matrix proves the row.
         reason: why there is no implementation; empty where there is one.
@@ -56,6 +57,7 @@ class Rule:
     impl: Op
     ref: Op
     dims: Dims | None = None
+    broadcasts: bool = False
     identity: float | None = None
     modes: tuple[str, ...] = MODES
     reason: str = ""

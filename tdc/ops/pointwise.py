@@ -58,7 +58,9 @@ def nary(op: Op, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     run_tensordict = nary_tensordict(call, on_leaves(call))
     NAMES.setdefault(call, op_name(op))  # for errors
     nested, masked = nary_nested(call), nary_masked(call)
-    define(op, "pointwise", nested=nested, masked=masked, tensordict=run_tensordict, modes=modes)
+    define(
+        op, "pointwise", nested=nested, masked=masked, tensordict=run_tensordict, broadcasts=True, modes=modes
+    )
 
 
 def in_new_memory(op: Op, run: Op) -> Op:

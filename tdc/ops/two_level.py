@@ -49,7 +49,6 @@ LEFT_OUT = (  # sizes or lengths of their own, results with a dim in front of th
     "new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "new_tensor", "ctc_loss", "quantile",
     "nanquantile",
 )  # fmt: skip
-TABLES = ("isin", "bucketize")  # whose second argument all elements share
 MOVES = ("cuda", "cpu", "to", "type_as")  # these call `x.to`, which takes the structure along
 OF_DTYPE = (torch.is_floating_point, torch.is_complex, torch.is_signed)
 NESTED_RULES = {rule.op: rule for rule in RULES if rule.kind == "nested" and not rule.reason}
@@ -318,4 +317,4 @@ for _op, _rule in NESTED_RULES.items():
     elif _rule.name in MOVES:
         put(_op, _rule.impl)
     elif _rule.family in LIFTED or _op in OF_DTYPE:
-        put(_op, lifted(_op, _rule.family in ("pointwise", "loss") and _rule.name not in TABLES))
+        put(_op, lifted(_op, _rule.broadcasts or _rule.family == "loss"))

@@ -209,15 +209,6 @@ ELEMENTWISE = each(F, """
     poisson_nll_loss gaussian_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss
 """)  # fmt: skip
 CLONES = (torch.clone, torch.Tensor.contiguous)
-NARY = """
-    add sub mul div floor_divide remainder pow maximum minimum atan2 eq ne lt le gt ge logical_and logical_or
-    bitwise_and bitwise_or bitwise_xor lerp hypot fmod fmax fmin copysign nextafter ldexp logaddexp logaddexp2
-    heaviside xlogy float_power rsub gcd lcm bitwise_left_shift bitwise_right_shift logical_xor isclose addcmul
-    addcdiv clamp_min clamp_max igamma igammac polygamma complex polar xlog1py zeta chebyshev_polynomial_t
-    chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he
-    laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
-    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w where
-"""
 OWN: dict[Any, Op] = {
     torch.masked_fill: masked_fill, torch.clamp: clamp, torch.fill: fill, torch.Tensor.to: to,
     torch.Tensor.type_as: type_as,
@@ -232,7 +223,7 @@ for _op in (F.cross_entropy, F.nll_loss):
     put(_op, class_loss(_op, tuple(inspect.signature(_op).parameters)))
 for _rule in RULES:
     if _rule.kind == "nested" and _rule.family == "pointwise" and NESTED[_rule.op] not in TABLE:
-        put(_rule.op, nary(_rule.op) if _rule.name in NARY.split() else unary(_rule.op))
+        put(_rule.op, nary(_rule.op) if _rule.broadcasts else unary(_rule.op))
 for _op in (
     F.dropout, F.alpha_dropout, torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli,
     torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like, torch.is_floating_point, torch.is_complex,
