@@ -46,9 +46,9 @@ class Rule:
         broadcasts: True if its tensors broadcast, example by example.
         identity: for reductions, the value that changes nothing and that padding is filled with.
         modes: the modes in which the matrix proves the row.
-        reason: why there is no implementation; empty where there is one.
-        syncs: what each call reads on the host, or copies to the device from pageable memory, on a GPU; empty where no
-            call does that knows the sizes of its examples on the host. `docs/syncs.md` lists them.
+        reason: why the operation is refused; empty where it is implemented.
+        syncs: the data that each call reads on the host, or copies to the GPU from pageable memory, although the sizes
+            of the examples are known on the host; empty without such data. `docs/syncs.md` lists them.
     """
 
     op: Op
@@ -108,7 +108,7 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -
 def method_of(op: Op) -> Op | None:
     """The Tensor method of an operation: that of its name where torch itself, not a module below it, has the function.
 
-    `F.unfold` is no `Tensor.unfold`, `torch.linalg.svd` no `Tensor.svd`.
+    `F.unfold` differs from `Tensor.unfold`, `torch.linalg.svd` from `Tensor.svd`.
     """
     name = op_name(op)
     method = getattr(torch.Tensor, name, None)

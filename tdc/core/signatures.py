@@ -33,7 +33,7 @@ KNOWN: dict[tuple[str, Op, int, tuple[str, ...]], Renaming | None] = {}
 
 
 def run_named(row: str, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a row gives for a call of `op` with keywords.
+    """The result of a row for a call of `op` with keywords.
 
     Raises:
         DtypeError: `op` has no such argument.

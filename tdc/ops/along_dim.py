@@ -1,11 +1,10 @@
-"""Orders and extremes along one dim of a ragged batch: the segments among whose elements they are taken.
+"""Segments along one dim of a ragged batch, for orders and extremes within each of them.
 
     NestedTensor, ragged dim     values (N, *D), one segment for each example and feature
     MaskedBatch, any dim         values (L, *D), one segment for each position beside it; a mask tells its real elements
 
-Both answer three questions with plain tensor code and no read of the data: how many elements a segment has, what is at
-a position of it, and in which order its elements are (`segments`). Along a static dim torch's own function runs on
-packed or padded data.
+Plain tensor code gives the length of each segment, the element at a position, and the order of its elements, without
+reading data on the host. Along a static dim torch's own function runs on packed or padded data.
 
     D the other dims      K segments side by side along dim 0: one for each example (B), or 1
 """
@@ -34,11 +33,11 @@ from tdc.ragged.storage import Ragged, axis_of, data_of, map_results, without_di
 
 
 class Segments(NamedTuple):
-    """Elements along dim 0 and the segments they belong to; either `structure` or `real` is there.
+    """Elements along dim 0 and their segments, given by `structure` or by `real`.
 
     Attributes:
         values: (M, *D).
-        structure: its examples lie along dim 0.
+        structure: its examples are the segments.
         real: for a single segment, (M, *D), where its elements are.
         back: `(out, keepdim)`: a result `(K, *D)` as a dense tensor of logical dims.
     """
@@ -80,7 +79,7 @@ class Segments(NamedTuple):
 
     @property
     def owner(self) -> Tensor:
-        """What elements are sorted by last, (M, *D): the example they are of, or whether they are padding."""
+        """Last sort key of elements, (M, *D): their example, or 1 in padding."""
         if self.structure is None:
             assert self.real is not None
             return (~self.real).to(torch.uint8)
@@ -88,7 +87,7 @@ class Segments(NamedTuple):
 
 
 def segments_of(op: Op, x: Any, dim: Any) -> Segments:
-    """The segments along the ragged dim of a NestedTensor, or along any dim of a MaskedBatch; for None all are one.
+    """Segments along the ragged dim of a NestedTensor, or along any dim of a MaskedBatch; a single one for None.
 
     One of several ragged dims has segments in the batch of its lines, see `partial_ragged`.
     """
@@ -122,8 +121,7 @@ def position_at(segments: Segments, order: Tensor, rank: Tensor) -> Tensor:
 
 
 def taken(segments: Segments, values: Tensor, position: Tensor) -> Tensor:
-    """What lies along dim 0 of values at positions of segments; anything for those of an empty segment, which may lie
-    at the end, or have no element before them."""
+    """Elements at positions of segments, (K, *D); any element for an empty segment, whose start may be the end."""
     values = not_empty(values)
     index = segments.starts + position.clamp(min=0)
     return values.gather(0, index.clamp(max=values.shape[0] - 1))
@@ -146,8 +144,8 @@ def order_of(segments: Segments, descending: bool = False) -> tuple[Tensor, Any]
 
 
 def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:
-    """`run(x, dim=, keepdim=)` along a ragged dim, or of the lines along one of several; `op` along a static dim, or
-    `dense(values, axis)`, which keeps it."""
+    """`run(x, dim=, keepdim=)` along a ragged dim, or of the lines along one of several; along a static dim
+    `dense(values, axis)`, by default `op`, which keeps the dim."""
     dense = kept_axis(op) if dense is None else dense  # Dynamo of torch 2.11 knows no truth of functions
     if by_lines(op, x, dim):
         return over_lines(op, run, x, dim, keepdim)
@@ -173,7 +171,7 @@ def picked(op: Op, segments: Segments, position: Tensor, none: float, keepdim: b
 
 
 def is_static(op: Op, x: Any, dim: int) -> bool:
-    """Whether torch can work along a dim on packed or padded data; a ShapeError for the batch of a NestedTensor."""
+    """True if torch can work along a dim on packed or padded data; a ShapeError for the batch of a NestedTensor."""
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShapeError(message(op, "one dim", f"{dim}", hint="name one dim, e.g. dim=-1"))
     d = normal_dim(dim, x.ndim, op)

@@ -82,7 +82,7 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
 
 
 def rms_norm_traced(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ragged | Tensor:
-    """What Dynamo traces in place of `F.rms_norm`, in which it breaks where there is no weight (torch 2.11)."""
+    """`F.rms_norm` in graphs: Dynamo of torch 2.11 breaks in torch's own without a weight."""
     return torch.rms_norm(input, normalized_shape, weight, eps)
 
 

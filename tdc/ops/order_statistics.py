@@ -109,14 +109,14 @@ def shared(values: Tensor, real: Any, found: Tensor) -> Tensor:
 
 
 def middle_of(op: Op, x: Any, dim: int) -> Ragged | Tensor:
-    """What torch gives for a whole tensor, where it gives values and indices for a dim."""
+    """The median of all elements of a leaf, values without indices."""
     if not isinstance(x, Tensor):
         return op(x, dim).values
     return shared(x, None, op(x, dim, True).values.detach()).squeeze(dim)
 
 
 def nothing(values: Tensor) -> float:
-    """What stands for the value of an example without elements."""
+    """The value of an example without elements: NaN, 0 for integers."""
     return math.nan if values.is_floating_point() else 0
 
 

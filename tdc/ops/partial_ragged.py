@@ -5,9 +5,9 @@
 
     images (B, -1, -1)     sort(x, 2): each line sorted                          -> (B, -1, -1)
 
-No operation needs a rule of its own for them: each line is an example of a longer batch. A reduction of it gives a
-dense result `(M, ...)`, which is packed as it is; what keeps the lines, or makes all lines of an example as much
-shorter, is put back. Lines along the last ragged dims lie in the packed axis already, others are gathered.
+Each line is an example of a longer batch, so that no operation needs a rule of its own. A reduction of the lines gives
+a dense result `(M, ...)`, which is packed already. Results that keep the lines, or shorten all lines of an example alike,
+get their examples back. Lines along the last ragged dims are contiguous in the packed axis, others are gathered.
 
     M lines of the whole batch; padded, the lines of padding are among them, and empty
 
@@ -60,7 +60,7 @@ class Lines(NamedTuple):
 
 
 def by_lines(op: OpName, x: Any, dim: Any) -> bool:
-    """Whether one dim or several have some of the ragged dims among them, and not all; nor the batch.
+    """True if some but not all of the ragged dims are among one dim or several, and the batch is not.
 
     Raises:
         ShapeError: a dim out of range.

@@ -51,7 +51,7 @@ def cumprod(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
 
 
 def cumprod_traced(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """What Dynamo traces for `cumprod`: torch's derivative is a loop over as many elements as the first call has."""
+    """`cumprod` in graphs, since torch's derivative is a loop over the number of elements of the first call."""
     values = values if dtype is None else values.to(dtype)
     if only_results(values) or in_direction() or not (values.is_floating_point() or values.is_complex()):
         return torch.cumprod(values, dim)
@@ -62,7 +62,7 @@ def cumprod_traced(values: Tensor, dim: int, *, dtype: torch.dtype | None = None
 
 
 class Running(torch.autograd.Function):
-    """Products up to each element along a dim. It is for graphs, whose gradients have no derivative."""
+    """Running products along a dim, for graphs; they have no second derivative."""
 
     apply: Any  # torch leaves it untyped
 
@@ -89,8 +89,8 @@ def last_gradient(grad: Tensor, x: Tensor, out: Tensor, dim: int) -> Tensor:
 def gradient_of_running(grad: Tensor, x: Tensor, out: Tensor, dim: int) -> Tensor:
     """The gradient of x, whose running products are `out`, by torch's formula.
 
-    In front of the first zero what is behind an element is divided by it. The gradient of that zero has the products
-    without it, up to the next one, and behind it there is none.
+    Before the first zero, the sums of products from an element on are divided by it. The gradient of that zero takes
+    the products without it, up to the next zero. Elements after it have gradient 0.
     """
 
     def from_each(products: Tensor, within: Tensor) -> Tensor:
@@ -114,11 +114,11 @@ trace_as(cumprod, cumprod_traced)
 
 
 def derivable(values: Tensor, times: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> Tensor:
-    """Products as a constant, times what has their derivatives and is 1 or 0.
+    """Products as a constant, times a factor of value 1 or 0 that has their derivatives.
 
-    Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data; and a zero in
-    one example changes its formula for all. The product of zeros is their elementary symmetric polynomial: exact up to
-    the second derivative. The one element that is not finite, beside zeros, has derivative 0.
+    The backward of torch's own branches on empty tensors, which a graph cannot decide for data-dependent sizes, and a
+    zero in one example changes its formula for all. The product of zeros is their elementary symmetric polynomial,
+    exact up to the second derivative. A single element that is not finite, beside zeros, has derivative 0.
 
     Args:
         times, total: products of elements, and sums of the same elements; they broadcast against the elements.

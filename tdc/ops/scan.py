@@ -64,9 +64,9 @@ def row_by_row(op: Op, data: Tensor, x: Any, dim: int) -> Tensor:
 def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
     """A scan of a tensor.
 
-    Scans and their derivatives ask whether there is more than one element, which a graph need not know: then two are
-    put behind along the dim `beside`, and one along each other dim that may be empty. So, too, where there is none: of
-    no elements torch's `logcumsumexp` has no derivative in a direction (2.13).
+    Scans and their derivatives branch on tensors of at most one element. A graph may not know that there are more: then
+    two are added at the end of the dim `beside`, and one at the end of each other dim that may be empty. Empty tensors
+    get them, too, since the forward-mode derivative of torch's `logcumsumexp` fails on them (2.13).
     """
     run = EXTREMES.get(op) or FOR_GRAPHS.get(op, op)
     if certain(math.prod(values.shape) > 1):
@@ -123,7 +123,7 @@ def along_axis(fn: Callable[[Tensor, Tensor], Tensor], values: Tensor, axis: int
 
 
 def less(later: Tensor, former: Tensor) -> Tensor:
-    """Their difference; of truth values whether they differ, as torch has it."""
+    """Their difference; of truth values the exclusive or, as torch has it."""
     return later ^ former if later.dtype == torch.bool else later - former
 
 

@@ -57,7 +57,7 @@ HINT = "x.with_values(fn(x.values)), where dim d of x is dim d - 1"
 
 
 def around(x: TwoLevelTensor, result: Any) -> Any:
-    """What the inner batch gave, in the outer examples of `x`: also each of several results."""
+    """Results of the inner batch, one or several, in the outer examples of `x`."""
     if isinstance(result, tuple):
         parts = [around(x, part) for part in result]
         return tuple(parts) if type(result) is tuple else type(result)(parts)
@@ -65,7 +65,7 @@ def around(x: TwoLevelTensor, result: Any) -> Any:
 
 
 def nested_row(op: Op) -> Op:
-    """What runs `op` on a NestedTensor; a method is no function that takes one."""
+    """The rule that runs `op` on a NestedTensor."""
     row = DISPATCH["nested"][op]
 
     def run(*args: Any, **kwargs: Any) -> Any:

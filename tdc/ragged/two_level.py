@@ -68,7 +68,7 @@ class TwoLevelTensor(Operations):
         max_length: how many inner examples the longest outer one has, or a bound of it; see `NestedTensor`.
 
     Raises:
-        DtypeError: values are no NestedTensor, offsets no int64 tensor.
+        DtypeError: values are not a NestedTensor, offsets not an int64 tensor.
         ShapeError: offsets are not `(B+1,)`; the batch of values is not dim 0.
         StructureError: they are on different devices; lengths in place of offsets; an outer example that is longer than
             `max_length`.
@@ -185,7 +185,7 @@ class TwoLevelTensor(Operations):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the elements take part in autograd."""
+        """True if the elements require grad."""
         return self._values.values.requires_grad
 
     @property
