@@ -29,6 +29,7 @@ from .compile.loops import associative_scan as associative_scan
 from .compile.loops import scan as scan
 from .compile.loops import scan_map as scan_map
 from .compile.vectorize import vmap as vmap
+from .core.errors import CallError as CallError
 from .core.errors import ChunkError as ChunkError
 from .core.errors import DtypeError as DtypeError
 from .core.errors import FormatError as FormatError

@@ -77,7 +77,7 @@ class Container(Frozen):
         except TdcError:
             raise
         except Exception as error:
-            refuse_call(func, func, args, kwargs or {})
+            refuse_call(func, func, error, args, kwargs or {})
             if isinstance(error, AttributeError):
                 refuse_dense(func, args)
             raise
@@ -122,6 +122,12 @@ class Container(Frozen):
     def __dir__(self) -> list[str]:
         absent = {n for base in type(self).__mro__ for n, v in vars(base).items() if isinstance(v, Absent)}
         return [n for n in object.__dir__(self) if n not in absent]
+
+    def __float__(self) -> float:
+        raise DtypeError(message("float", "one number", describe(self), hint="x.sum().item()"))
+
+    def __int__(self) -> int:
+        raise DtypeError(message("int", "one number", describe(self), hint="x.sum().item()"))
 
     def __bool__(self) -> bool:
         name = type(self).__name__
@@ -236,8 +242,8 @@ def as_method(op: Op, name: str) -> Op:
             return run_named(row, spelled, (self, *args), kwargs) if kwargs else getattr(ROWS, row)(self, *args)
         except TdcError:
             raise
-        except Exception:
-            refuse_call(op, spelled, (self, *args), kwargs)
+        except Exception as error:
+            refuse_call(op, spelled, error, (self, *args), kwargs)
             raise
 
     spelled: Op = getattr(torch.Tensor, name, op)
@@ -261,8 +267,8 @@ def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
             return run(other, self) if reflected else run(self, other)
         except TdcError:
             raise
-        except Exception:
-            refuse_call(op, op, (other, self) if reflected else (self, other), {})
+        except Exception as error:
+            refuse_call(op, op, error, (other, self) if reflected else (self, other), {})
             raise
 
     method.__name__ = method.__qualname__ = name

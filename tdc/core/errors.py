@@ -63,6 +63,10 @@ class FormatError(TdcError, ValueError):
     """Stored or serialised data that does not have the expected form. Cure: write it again with this version."""
 
 
+class CallError(TdcError, RuntimeError):
+    """A call on batches that torch refused. Cure: the hint has torch's own words."""
+
+
 class ChunkError(TdcError, RuntimeError):
     """A function that runs in parts has failed in one, or the process it ran in. Cure: that of the error behind it."""
 

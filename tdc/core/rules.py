@@ -42,13 +42,13 @@ class Rule:
         family: the file of `tdc/ops/` it belongs to.
         impl: what runs; takes the arguments of `op`.
         ref: the same operation on one dense example.
-        dims: its arguments, where dims are among them; the rows of other containers are derived from it.
-        broadcasts: True if its tensors broadcast, example by example.
         identity: for reductions, the value that changes nothing and that padding is filled with.
         modes: the modes in which the matrix proves the row.
         reason: why the operation is refused; empty where it is implemented.
         syncs: the data that each call reads on the host, or copies to the GPU from pageable memory, although the sizes
             of the examples are known on the host; empty without such data. `docs/syncs.md` lists them.
+        dims: its arguments, where dims are among them; the rows of other containers are derived from it.
+        broadcasts: True if its tensors broadcast, example by example.
     """
 
     op: Op
@@ -56,12 +56,12 @@ class Rule:
     family: str
     impl: Op
     ref: Op
-    dims: Dims | None = None
-    broadcasts: bool = False
     identity: float | None = None
     modes: tuple[str, ...] = MODES
     reason: str = ""
     syncs: str = ""
+    dims: Dims | None = None
+    broadcasts: bool = False
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ def define(
     takes = read_dims(dims) if dims else None
     for kind, impl in (("nested", nested or ragged), ("masked", masked or ragged), ("tensordict", tensordict)):
         if impl is not None:
-            add_rule(Rule(op, kind, family, impl, ref or op, takes, **facts), aliases)
+            add_rule(Rule(op, kind, family, impl, ref or op, dims=takes, **facts), aliases)
 
 
 def note_syncs(text: str, *ops: Op, kinds: Iterable[str] = KINDS) -> None:

@@ -14,13 +14,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tdc.core.errors import TdcError
+from tdc.core.errors import (
+    CallError,
+    DtypeError,
+    IndexingError,
+    ShapeError,
+    TdcError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+)
 from tdc.core.kinds import refuse_kinds
-from tdc.core.rules import ROWS
+from tdc.core.rules import ROWS, name_of
 from tdc.core.typing import Op
 
 Check = TypeVar("Check", bound=Callable[..., None])
 CHECKS: dict[Op, Callable[..., None]] = {}
+PLAIN: dict[type[Exception], type[TdcError]] = {  # subclasses are those of CUDA, vmap and export, which say more
+    RuntimeError: CallError, TypeError: DtypeError, ValueError: ShapeError, IndexError: IndexingError,
+    NotImplementedError: UnsupportedError,
+}  # fmt: skip
 
 
 def checks(*ops: Op) -> Callable[[Check], Check]:
@@ -34,22 +48,28 @@ def checks(*ops: Op) -> Callable[[Check], Check]:
     return mark
 
 
-def refuse_call(op: Op, spelled: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Name what is wrong with a call that torch refused: arguments of another kind, then sizes that do not fit.
+def refuse_call(op: Op, spelled: Op, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Name what is wrong with a call that torch refused: kinds of arguments, then sizes, else torch's own words.
 
     Args:
         spelled: the function or Tensor method that the user called, whose parameters the arguments are.
+        error: that of torch.
 
     Raises:
-        TdcError: something is.
+        TdcError: unless the error has a class of its own.
     """
     refuse_kinds(spelled, args, kwargs)
     check = CHECKS.get(op)
     if check is not None:
         try:
             check(op, *args, **kwargs)
-        except TdcError as error:
-            raise error from None  # of torch's; a check is traced, too, where Dynamo (2.11) knows no `from`
+        except TdcError as wrong:
+            raise wrong from None  # of torch's; a check is traced, too, where Dynamo (2.11) knows no `from`
+    ours = PLAIN.get(type(error))
+    if ours is not None:
+        given = ", ".join([describe(x) for x in (*args, *kwargs.values())])
+        text = message(name_of(op), "a call that torch takes", given, hint=f"torch: {first_line(error)}")
+        raise ours(text) from error
 
 
 def checked(op: Op, row: str) -> Op:

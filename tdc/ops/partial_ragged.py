@@ -6,8 +6,8 @@
     images (B, -1, -1)     sort(x, 2): each line sorted                          -> (B, -1, -1)
 
 Each line is an example of a longer batch, so that no operation needs a rule of its own. A reduction of the lines gives
-a dense result `(M, ...)`, which is packed already. Results that keep the lines, or shorten all lines of an example alike,
-get their examples back. Lines along the last ragged dims are contiguous in the packed axis, others are gathered.
+a dense result `(M, ...)`, which is packed already. Results that keep the lines, or shorten all lines of an example
+alike, get their examples back. Lines along the last ragged dims are contiguous in the packed axis, others are gathered.
 
     M lines of the whole batch; padded, the lines of padding are among them, and empty
 
