@@ -20,18 +20,20 @@ from tdc.core.arguments import expect_number
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, message
 from tdc.core.typing import Op
+from tdc.ops.planes import Planes, Span, beside, plane_positions, planes, resized
 from tdc.ops.reduction import finite
-from tdc.ops.spatial import Planes, Sizes, Span, beside, each, filled, measured, plane_positions, resized, spatial
+from tdc.ops.spatial import each, spatial
 from tdc.ragged.storage import Ragged, Results
+
+Todo = list[tuple[int, Tensor, Tensor]]  # a dim, and of its bins positions and which of them are inside
 
 
 def adaptive_avg(op: Op, n: int) -> Op:
     """The rule of adaptive_avg_pool in n dims."""
 
     def rule(input: Any, output_size: Any) -> Ragged | Tensor:
-        m, spans = adaptive(op, n, output_size, input)
-        p, todo = rectangle_bins(m, spans, 0.0)
-        return resized(p, rounded_once(lambda x: averaged(x, todo), p.data), spans)
+        p, data, spans, todo = adaptive(op, n, output_size, input, 0.0)
+        return resized(p, rounded_once(lambda x: averaged(x, todo), data), spans)
 
     return rule
 
@@ -40,10 +42,8 @@ def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
     """The rule of adaptive_max_pool in n dims: the first of the largest, the last dim first."""
 
     def rule(input: Any, output_size: Any, return_indices: bool = False) -> Results:
-        m, spans = adaptive(op, n, output_size, input)
-        wanted = indexed or return_indices
-        p, todo = rectangle_bins(m, spans, -math.inf)
-        x, width = p.data, p.data.shape[2:]
+        p, x, spans, todo = adaptive(op, n, output_size, input, -math.inf)
+        width = x.shape[2:]
         index = torch.arange(math.prod(width), device=x.device).view(1, 1, *width)
         found = plane_positions(index, p.sizes, width).expand(x.shape)
         for dim, position, inside in todo:
@@ -53,31 +53,30 @@ def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
             x = out.movedim(1, dim)
             found = taken(found, dim, position).gather(2, which.unsqueeze(2)).squeeze(2).movedim(1, dim)
         out = resized(p, x, spans)
-        return (out, beside(out, found)) if wanted else out
+        return (out, beside(out, found)) if indexed or return_indices else out
 
     return rule
 
 
-def adaptive(op: Op, n: int, output_size: Any, x: Any) -> tuple[Sizes, list[Span | int]]:
-    """Sizes of a batch and those of its result; where `output_size` has None, they stay."""
+def adaptive(op: Op, n: int, output_size: Any, x: Any, fill: float) -> tuple[Planes, Tensor, list[Span | int], Todo]:
+    """A batch, its rectangle, the sizes of its result, and what is to be pooled, the last dim first.
+
+    Sizes stay where `output_size` has None.
+    """
     wanted = each(output_size, n, op)
     expect_number(op, *[size for size in wanted if size is not None], whole=True)
     if any([size is not None and size < 0 for size in wanted]):
         raise ShapeError(message(op, "an output_size of 0 or more", f"{wanted}", hint="None keeps a dim as it is"))
-    return measured(x, n, op, [Span()] * n, "adaptive bins"), [Span() if size is None else size for size in wanted]
-
-
-def rectangle_bins(m: Sizes, spans: list[Span | int], fill: float) -> tuple[Planes, list[tuple[int, Tensor, Tensor]]]:
-    """A batch as a rectangle, and for each dim to be pooled, the last first, positions and membership of its bins."""
-    p, todo = filled(m, [Span()] * len(spans), fill), []
-    for d, size in reversed([*enumerate(spans)]):
-        longest = p.data.shape[d + 2]
-        if not isinstance(size, Span):
+    p, data = planes(x, n, op, [Span()] * n, "adaptive bins", fill)
+    todo: Todo = []
+    for d, size in reversed([*enumerate(wanted)]):
+        longest = data.shape[d + 2]
+        if size is not None:
             todo.append((d + 2, *bins(p.sizes[d], size, size, longest, -(-longest // max(size, 1)))))
-    return p, todo
+    return p, data, [Span() if size is None else size for size in wanted], todo
 
 
-def averaged(x: Tensor, todo: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+def averaged(x: Tensor, todo: Todo) -> Tensor:
     """Means of bins along some dims."""
     for dim, position, inside in todo:
         ones = [1] * (x.ndim - 2)
@@ -88,7 +87,7 @@ def averaged(x: Tensor, todo: list[tuple[int, Tensor, Tensor]]) -> Tensor:
 
 
 def bins(size: Tensor, count: Any, out: int, longest: int, widest: int) -> tuple[Tensor, Tensor]:
-    """Positions of adaptive bins and whether they are in there: (B,) -> (B, out, W).
+    """Positions of adaptive bins, and which of them are inside: (B,) -> (B, out, W).
 
     Args:
         count: bins of each row, a number or (B,); `out` at most.

@@ -1,12 +1,9 @@
 """Operations on the batch dims of a TensorDict.
 
-The batch dims are the first dims of every leaf, so an operation along some of them is the torch operation on each leaf,
-with its dims counted from the front. What it means is what it means for a tensor of the batch shape, for each feature
-by itself: `td.std(1)`, `td.sort(0)`, `td.cumsum(-1)`, `td.roll(1)`.
-
     lift(td, fn)                        `fn` of every leaf; the batch size is read off a result
     along(torch.sort, "input dim*=-1")  a row for an operation that takes dims, by its arguments, see `core/dims.py`
 
+Batch dims are the first dims of every leaf, so the torch operation runs on each leaf with dims counted from the front.
 An operation that gives several tensors gives several TensorDicts, in the named tuple that torch returns.
 
 Invariants: features are never reduced, moved or compared with each other; an operand that is a tensor has batch dims
@@ -92,7 +89,7 @@ def of_leaves(x: TensorDict, leaves: Leaves, size: torch.Size) -> TensorDict:
 def explained(op: Any, x: TensorDict, fn: Op, columns: list[list[Any]], error: Exception) -> Exception:
     """An error of torch as one of the library, with the leaves where it arises; as it is where it does not again.
 
-    Operands, in columns in the order of `x`, run once more, which only a failure has to pay for.
+    Runs the operands once more, columns in the order of the leaves of `x`.
     """
     wrong = {}
     for path, *values in zip(x._leaves, *columns, strict=True):
@@ -193,8 +190,8 @@ def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool =
 
 
 def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name. Those that torch's Python functions add to every call are dropped; too many are refused."""
-    given = {k: v for k, v in kwargs.items() if k not in UNASKED}
+    """Arguments by name, without the one that torch's Python functions add to every call; too many are refused."""
+    given = {k: v for k, v in kwargs.items() if k != "_stacklevel"}
     if len(args) > len(how.names):
         got = f"{len(args)} of them"
         raise UnsupportedError(message(op, f"the arguments {', '.join(how.names)}", got, hint="leave the others out"))
@@ -237,5 +234,4 @@ def spread_over(op: Op, name: str, value: Any, features: Any, count: int) -> Any
     return value.view(*value.shape, *[1] * len(features)).expand(*value.shape, *features)
 
 
-UNASKED = ("_stacklevel",)
 PLAIN = (RuntimeError, IndexError, TypeError)

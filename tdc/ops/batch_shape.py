@@ -121,7 +121,7 @@ def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
 
 
 def misfit(n: int, old: int) -> bool:
-    """Whether a dim of some size is known not to expand to `n`; -1 keeps it."""
+    """True if a dim is known not to expand to `n`; -1 keeps it."""
     return n != -1 and known(n != old) and known(old != 1)
 
 

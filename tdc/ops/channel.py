@@ -60,11 +60,7 @@ def positions(x: Any, op: OpName, *weights: Any) -> Positions:
 
 
 def has_channels(x: Any, op: OpName, *weights: Any) -> None:
-    """
-    Raises:
-        ShapeError: dim 1 is ragged, the batch is not dim 0, or a weight has another size than the channels.
-        DtypeError: x is dense, or a weight is ragged.
-    """
+    """An error unless the batch is dim 0, dim 1 is static, and dense weights have one number for each channel."""
     dense_weights(op, x, *weights)
     if x._batch_dim != 0 or 1 in x.ragged_dims:
         got, hint = f"shape {list(x.shape)}, ragged dims {x.ragged_dims}", "x.transpose(1, -1) puts features first"
@@ -123,8 +119,7 @@ def affine(p: Positions, out: Tensor, weight: Tensor | None, bias: Tensor | None
 
 
 def one_dtype(op: OpName, x: Any, *weights: Tensor | None) -> None:
-    """A DtypeError for an input of no real floating point dtype, and for a weight of another dtype than the input,
-    float32 beside half precision aside."""
+    """A DtypeError unless the input is real floating point and weights have its dtype, or float32 beside half."""
     if not x.dtype.is_floating_point:
         hint = "x.float(), or torch.view_as_real(x) of complex numbers"
         raise DtypeError(message(op, "a real floating point dtype", describe(x), hint=hint))
@@ -265,10 +260,7 @@ def prelu(input: Any, weight: Tensor) -> Ragged | Tensor:
     p = positions(input, "prelu")
     if weight.shape != p.data.shape[-2:-1]:
         channels = p.data.shape[-2]
-        expected, hint = (
-            f"a slope for each of {channels} channels, dim 1",
-            f"nn.PReLU({channels}), or one slope for all",
-        )
+        expected, hint = f"a slope for each of {channels} channels, dim 1", f"nn.PReLU({channels}), or one for all"
         raise ShapeError(message("prelu", expected, describe(weight), hint=hint))
     return p.done(p.clean(torch.where(p.data > 0, p.data, p.data * weight.unsqueeze(-1))))
 
@@ -283,7 +275,7 @@ def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def drops(op: OpName, p: float, training: Any) -> bool:
-    """Whether channels are dropped; a DtypeError for what is no bool."""
+    """True if channels are dropped; a DtypeError unless `training` is a bool."""
     if not isinstance(training, bool):
         raise DtypeError(message(op, "training to be True or False", describe(training), hint="training=True"))
     return training and p != 0
@@ -321,15 +313,14 @@ def weights_first(norm: Op) -> Op:
     return run
 
 
-define(F.batch_norm, "channel", ragged=batch_norm)
-define(F.instance_norm, "channel", ragged=instance_norm)
-define(F.group_norm, "channel", ragged=group_norm, aliases=[torch.group_norm])
-define(F.prelu, "channel", ragged=prelu, aliases=[torch.prelu])
-define(F.dropout1d, "channel", ragged=dropout, aliases=[torch.feature_dropout])
-define(F.dropout2d, "channel", ragged=dropout)
-define(F.dropout3d, "channel", ragged=dropout)
-define(F.feature_alpha_dropout, "channel", ragged=feature_alpha_dropout, aliases=[torch.feature_alpha_dropout])
-define(F.local_response_norm, "channel", ragged=local_response_norm)
+for _op, _impl, _aliases in (
+    (F.batch_norm, batch_norm, ()), (F.instance_norm, instance_norm, ()),
+    (F.group_norm, group_norm, (torch.group_norm,)), (F.prelu, prelu, (torch.prelu,)),
+    (F.dropout1d, dropout, (torch.feature_dropout,)), (F.dropout2d, dropout, ()), (F.dropout3d, dropout, ()),
+    (F.feature_alpha_dropout, feature_alpha_dropout, (torch.feature_alpha_dropout,)),
+    (F.local_response_norm, local_response_norm, ()),
+):  # fmt: skip
+    define(_op, "channel", ragged=_impl, aliases=_aliases)
 for _kind in ("nested", "masked"):  # no rows of their own: the same rules in torch's other order
     for _op, _norm in ((torch.batch_norm, batch_norm), (torch.instance_norm, instance_norm)):
         add_rule(Rule(_op, _kind, "channel", weights_first(_norm), _op), rows=[])

@@ -1,8 +1,7 @@
 """torch functions that call a function: `torch.utils.checkpoint.checkpoint`.
 
-Eagerly it hands containers on as they are. In a compiled function Dynamo asks them what its operator means: that the
-container is taken apart outside, and put together again inside (torch 2.11-2.13; there, torch 2.11 lets only tensors
-come out).
+Eagerly it hands containers on as they are. In a graph containers are flattened outside of the operator and built
+again inside (torch 2.11-2.13; torch 2.11 lets only tensors come out).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tdc.core.torch_functions import checkpoint_operator
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What Dynamo traces where an argument of `torch.utils.checkpoint.checkpoint` is a container."""
+    """`torch.utils.checkpoint.checkpoint` with containers among the arguments, as Dynamo traces it."""
     flat, spec = pytree.tree_flatten(args)
 
     def inner(*leaves: Any, **named: Any) -> Any:

@@ -29,13 +29,9 @@ EAGER = ("eager", "grad")
 
 
 def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether two operands are of one kind, laid out alike, and `op` holds for them; padding does not count.
+    """True if two operands are of one kind, laid out alike, and `op` holds for them; padding does not count.
 
     `allclose` takes a dense tensor beside a ragged batch, which broadcasts.
-
-    Raises:
-        DtypeError: dtypes that `allclose` does not compare.
-        UnsupportedError: their values cannot be read, under vmap or export; a registered leaf without such a function.
     """
     if isinstance(a, TensorDict) and isinstance(b, TensorDict):
         same = same_keys(a, b) and statics(a._nodes) == statics(b._nodes)
@@ -58,12 +54,12 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def close(a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
-    """What `allclose` is made of, for operands that broadcast."""
+    """`allclose` of operands that broadcast."""
     return bool(torch.isclose(a, b, *args, **kwargs).all())
 
 
 def read(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
-    """What `run` says of two tensors, on behalf of `op`."""
+    """The answer of `run` for two tensors; an UnsupportedError where their values cannot be read."""
     try:
         return answer(op, run, a, b, *args, **kwargs)
     except TdcError:
@@ -78,7 +74,7 @@ def answer(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def no_answer(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
-    """What Dynamo traces in place of `answer`, in words of ours."""
+    """`answer` in a graph."""
     raise unread(op)
 
 
@@ -96,7 +92,7 @@ def same_keys(a: TensorDict, b: TensorDict) -> bool:
 
 
 def laid_alike(op: Op, a: Any, b: Any) -> bool:
-    """Whether two ragged batches of one container have the same ragged dims, and examples of the same sizes."""
+    """True if two ragged batches of one container have the same ragged dims, and examples of the same sizes."""
     if (a.ragged_dims, a._batch_dim) != (b.ragged_dims, b._batch_dim):
         return False
     return a._same_structure(b) or read(op, torch.equal, ragged_sizes(a), ragged_sizes(b))
@@ -117,7 +113,7 @@ def numel(x: Any) -> int:
 
 
 def dtype_is(name: str, x: Any) -> bool:
-    """Of a TensorDict whether it is so of every leaf."""
+    """A question about a dtype; for a TensorDict True if it holds for every leaf."""
     if isinstance(x, TensorDict):
         return all([getattr(leaf.dtype, name, False) for leaf in x._leaves.values()])
     return getattr(x.dtype, name)

@@ -4,10 +4,9 @@
     x (B, C, -1, -1)                  images; `padding_mode` of a module other than zeros goes through F.pad
 
 A kernel of one position is a matrix for each position. Larger ones run the operator of packed rows on CPU, which for a
-transposed convolution is the gradient of a convolution, and rectangles elsewhere: one, or eagerly a few of near sizes.
+transposed convolution is the gradient of a convolution, and rectangles elsewhere.
 
-A rectangle holds zeros behind each row's end, as torch pads an example, so that each row's results are the first ones
-of the rectangle's. With stride 1 in one ragged dim their total follows from that of x; with another stride it is read
+With stride 1 in one ragged dim the packed total of a result follows from that of x; with another stride it is read
 from the lengths (a size that the graph does not know, under compile).
 """
 
@@ -27,9 +26,8 @@ from tdc.core.kept import kept_for_ints
 from tdc.core.operators import unserved
 from tdc.core.typing import Op
 from tdc.kernels.convolution.operator import convolve
-from tdc.ops.plane_rectangles import on_rectangles
-from tdc.ops.plane_rows import plane_rows, plane_sizes
-from tdc.ops.spatial import Sizes, Span, expect_batch, kernel_text, measured, reach, spatial
+from tdc.ops.planes import Planes, Span, expect_batch, measured, on_rectangles, plane_rows, sizes_after
+from tdc.ops.spatial import kernel_text, reach, spatial
 from tdc.ragged.nested import NestedTensor
 
 
@@ -43,7 +41,7 @@ def kernel_of(op: Op, weight: Tensor, n: int) -> tuple[int, ...]:
 
 
 class Windows(NamedTuple):
-    """What a convolution reads for each position.
+    """The windows of a convolution.
 
     Attributes:
         spans: sizes of results.
@@ -64,7 +62,7 @@ class Windows(NamedTuple):
 
 @kept_for_ints
 def windows(op: Op, n: int, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any) -> Windows:
-    """The windows of a convolution; errors for what is none."""
+    """The windows of a convolution; a ShapeError for arguments that torch refuses."""
     if isinstance(padding, str) and padding not in ("same", "valid"):
         hint = "a number of positions on each side, or one of these two"
         raise ShapeError(message(op, "padding='same' or 'valid'", f"{padding!r}", hint=hint))
@@ -102,53 +100,6 @@ def conv(op: Op, n: int) -> Op:
     return rule
 
 
-def alone(kernel: Sequence[int], steps: Sequence[int], pads: Sequence[int]) -> bool:
-    """Whether each position of a result reads the same one of the operand, and no other."""
-    return math.prod(kernel) == math.prod(steps) == 1 and not any(pads)
-
-
-def suits(x: Any, weight: Tensor, bias: Tensor | None, groups: int, transposed: bool = False) -> bool:
-    """Whether weights suit a packed batch; what torch refuses goes to torch."""
-    given = [weight] if bias is None else [weight, bias]
-    if not isinstance(x, NestedTensor) or not all([t.device == x.device for t in given]):
-        return False
-    dtypes = {t.dtype for t in as_autocast(x.values, *given)}
-    if not (x.dtype.is_floating_point and len(dtypes) == 1 and isinstance(groups, int) and groups > 0):
-        return False
-    d, c = weight.shape[0], weight.shape[1] * groups
-    channels, results = (d, c) if transposed else (c, d)
-    return x.shape[1] == channels and d % groups == 0 and (bias is None or tuple(bias.shape) == (results,))
-
-
-def on_rows(x: Any, *given: Any) -> bool:
-    """Whether the operator of packed rows serves what `suits` is given."""
-    return suits(x, *given) and x.device.type == "cpu" and not unserved()
-
-
-def by_position(x: NestedTensor, weight: Tensor, bias: Tensor | None) -> NestedTensor:
-    """Each position by itself: a matrix (D, C) for all of them."""
-    return x.with_values(F.linear(x.values.movedim(0, -1), weight, bias).movedim(-1, 0))
-
-
-def convolved(
-    m: Sizes, spans: Sequence[Span], weight: Tensor, bias: Tensor | None, how: Sequence[tuple[int, ...]], groups: int,
-    transposed: bool = False,
-) -> NestedTensor:  # fmt: skip
-    """A packed batch by its real positions."""
-    p = plane_rows(m, spans)
-    if p.order != tuple(range(len(p.order))):
-        weight = weight.permute(0, 1, *[d + 2 for d in p.order])
-    x, weight, *rest = as_autocast(p.x, weight, *([] if bias is None else [bias]))
-    given = p.total, *[p.ordered(numbers) for numbers in how], groups
-    term = rest[0] if rest else None
-    if transposed:
-        out = convolve(None, weight, x, None, plane_sizes(m, spans, p.order), *given)
-        out = out if term is None else out + term
-    else:
-        out = convolve(x, weight, None, term, p.sizes, *given)
-    return p.done(out)
-
-
 def conv_transpose(op: Op, n: int) -> Op:
     """The rule of conv_transpose in n dims."""
 
@@ -172,6 +123,51 @@ def conv_transpose(op: Op, n: int) -> Op:
         return on_rectangles(m, spans, lambda t: op(t, weight, bias, *how), weight)
 
     return rule
+
+
+def alone(kernel: Sequence[int], steps: Sequence[int], pads: Sequence[int]) -> bool:
+    """True if each position of a result reads the same position of the operand, and no other."""
+    return math.prod(kernel) == math.prod(steps) == 1 and not any(pads)
+
+
+def suits(x: Any, weight: Tensor, bias: Tensor | None, groups: int, transposed: bool = False) -> bool:
+    """True if weights suit a packed batch; what torch refuses goes to torch."""
+    given = [weight] if bias is None else [weight, bias]
+    if not isinstance(x, NestedTensor) or not all([t.device == x.device for t in given]):
+        return False
+    dtypes = {t.dtype for t in as_autocast(x.values, *given)}
+    if not (x.dtype.is_floating_point and len(dtypes) == 1 and isinstance(groups, int) and groups > 0):
+        return False
+    d, c = weight.shape[0], weight.shape[1] * groups
+    channels, results = (d, c) if transposed else (c, d)
+    return x.shape[1] == channels and d % groups == 0 and (bias is None or tuple(bias.shape) == (results,))
+
+
+def on_rows(x: Any, *given: Any) -> bool:
+    """True if the operator of packed rows takes what `suits` is given."""
+    return suits(x, *given) and x.device.type == "cpu" and not unserved()
+
+
+def by_position(x: NestedTensor, weight: Tensor, bias: Tensor | None) -> NestedTensor:
+    """Each position by itself: a matrix (D, C) for all of them."""
+    return x.with_values(F.linear(x.values.movedim(0, -1), weight, bias).movedim(-1, 0))
+
+
+def convolved(
+    m: Planes, spans: Sequence[Span], weight: Tensor, bias: Tensor | None, how: Sequence[tuple[int, ...]], groups: int,
+    transposed: bool = False,
+) -> NestedTensor:  # fmt: skip
+    """A packed batch by its real positions."""
+    p = plane_rows(m, spans)
+    if p.order != tuple(range(len(p.order))):
+        weight = weight.permute(0, 1, *[d + 2 for d in p.order])
+    x, weight, *rest = as_autocast(p.x, weight, *([] if bias is None else [bias]))
+    given = p.total, *[p.ordered(numbers) for numbers in how], groups
+    term = rest[0] if rest else None
+    if not transposed:
+        return p.done(convolve(x, weight, None, term, p.sizes, *given))
+    out = convolve(None, weight, x, None, sizes_after(p.ordered(m.sizes), p.ordered(spans)), *given)
+    return p.done(out if term is None else out + term)
 
 
 for _n, _conv, _transposed in (

@@ -105,7 +105,7 @@ def dropped(op: Op, kind: str) -> list[Op]:
 
 
 def check_op(op: Any) -> None:
-    """Whether a call of `op` with a container can reach a rule."""
+    """A DtypeError unless a call of `op` with a container can reach a rule."""
     if not callable(op) or isinstance(op, type):
         hint = "the function that users call, @tdc.ops.implements(op, kinds=...)"
         raise DtypeError(message("ops.implements", "an operation", type(op).__name__, hint=hint))
@@ -117,7 +117,7 @@ def check_op(op: Any) -> None:
 
 
 def check_names(what: str, given: tuple[Any, ...], known: tuple[str, ...]) -> None:
-    """Kinds and modes are known ones."""
+    """A StructureError for unknown kinds or modes."""
     wrong = [repr(name) for name in given if name not in known]
     if wrong or not given:
         got, hint = ", ".join(wrong) or "none", f"{what}={known[1:2]}"

@@ -155,11 +155,9 @@ def index_write_rule(op: Op) -> Op:
 
 
 def source_at(op: Op, x: Ragged, dim: int, where: Tensor, source: Any) -> Tensor:
-    """What is written at positions common to all examples, shaped like storage there.
+    """The source of a write at positions common to all examples, shaped like storage there.
 
-    Raises:
-        StructureError: along the ragged dim of a packed batch no dense source, along a static one of a padded batch no
-            padded source.
+    Along the ragged dim of a packed batch it is dense, along a static one of a padded batch padded.
     """
     if isinstance(x, MaskedBatch):
         if dim not in x.ragged_dims:

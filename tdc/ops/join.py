@@ -21,19 +21,21 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.layout.segments import (
     columns,
+    counts_on_host,
     local_positions,
     offsets_of,
     row_ids,
+    sizes_on_host,
     strides,
     structure_of_sizes,
     tell,
-)
+)  # fmt: skip
 from tdc.layout.spans import gather_spans, take_spans
-from tdc.layout.structure import Structure, extent_of
+from tdc.layout.structure import Structure, extent_of, remember
 from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
-from tdc.ragged.nested import NestedTensor, build_nested, build_result
-from tdc.ragged.storage import Ragged, axis_of, data_of, feature_axis, fitted, with_data
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.storage import Ragged, axis_of, data_of, fitted, with_data
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
@@ -56,8 +58,6 @@ def first_batch(op: str, tensors: Sequence[Any]) -> Any:
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Ragged:
     """Along the batch examples follow examples; along the ragged dim or a static one each goes on in its partner."""
-    if (joined := cat_features(tensors, dim)) is not None:
-        return joined
     like = first_batch("cat", tensors)
     packs = isinstance(like, NestedTensor)
     xs = same_kind("cat", [as_rows(x, like) for x in tensors], type(like))
@@ -73,22 +73,6 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Ragged:
         hint = "to_packed() first, which can"
         raise UnsupportedError(message("cat", "a batch or static dim", f"ragged dim {d}", hint=hint))
     return cat_ragged(xs) if len(first.ragged_dims) == 1 else cat_lines(xs, first.ragged_dims.index(d))
-
-
-def cat_features(tensors: Sequence[Any], dim: int) -> NestedTensor | None:
-    """`cat` along features of batches that share one structure, eagerly; None for others, and where torch refuses."""
-    first = tensors[0]
-    if (axis := feature_axis(first, dim)) is None:
-        return None
-    s, ndim, values = first._structure, first._values.ndim, []
-    for x in tensors:
-        if type(x) is not NestedTensor or x._structure is not s or x._values.ndim != ndim:
-            return None
-        values.append(x._values)
-    try:
-        return build_result(s, torch.cat(values, axis))
-    except RuntimeError:  # `check_layouts` says what does not fit
-        return None
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Ragged:
@@ -126,7 +110,7 @@ def check_layouts(op: str, xs: list[Any], but: int | None = None) -> None:
 
 
 def as_rows(x: Any, like: Any) -> Any:
-    """A dense operand with as many dims as a batch: rows of one length. Anything else as it is."""
+    """A dense operand with as many dims as a batch as rows of one length. Anything else as it is."""
     if not isinstance(x, Tensor) or x.ndim != like.ndim:
         return x
     b, ragged, count = like._batch_dim, like.ragged_dims, len(like.ragged_dims)
@@ -136,8 +120,10 @@ def as_rows(x: Any, like: Any) -> Any:
         return build_masked(x, sizes, ragged, b, True)
     e = like.structure.packed_dim
     rows = structure_of_sizes(sizes, longest, e, b)
-    x, at = x.movedim(b, 0), tuple(range(1 + e, 1 + e + count))
-    return build_nested(rows, x.movedim(at, tuple(range(1, 1 + count))).flatten(0, count).movedim(0, e))
+    if counts_on_host(rows):
+        remember(sizes_on_host, rows, torch.stack([torch.full((x.shape[b],), n, device="cpu") for n in longest], 1))
+    values = x.movedim((b, *ragged), tuple(range(1 + count))).flatten(0, count)
+    return build_nested(rows, values.movedim(0, e))
 
 
 def cat_rows(xs: list[NestedTensor]) -> NestedTensor:

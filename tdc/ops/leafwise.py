@@ -4,9 +4,8 @@
     td + tensor     the tensor has batch dims, and is extended over the features of each leaf
     td + 1          every leaf
 
-Eagerly, plain tensors go to one of torch's foreach kernels, which handles all of them in one call. Those have no
-batching rule and no ragged leaves, and the compiler fuses single operations better, so everywhere else each leaf has
-an operation of its own.
+Eagerly, plain tensors go to one of torch's foreach kernels, all in one call. These have no batching rule and take no
+ragged leaves, and the compiler fuses single operations better, so elsewhere each leaf has an operation of its own.
 
 Invariant: the result has the keys, nodes and batch size of the first TensorDict.
 """
@@ -44,7 +43,7 @@ EXACT = {torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, to
 
 
 def unary_tensordict(op: Op) -> Op:
-    """What runs `op` on each leaf, or on all at once."""
+    """A rule that runs `op` on each leaf, or on all at once."""
     at_all = FOREACH.get(op)
 
     def run(x: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
@@ -65,7 +64,7 @@ def unary_tensordict(op: Op) -> Op:
 
 
 def nary_tensordict(op: Op, call: Op) -> Op:
-    """What runs an operation on leaves at the same paths: `op` names it, `call` is what runs."""
+    """A rule that runs `call` on leaves at the same paths; `op` names it."""
 
     def run(*args: Any, **kwargs: Any) -> TensorDict:
         try:
@@ -121,10 +120,7 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def aligned(columns: list[list[Any]], own: list[bool], k: int) -> list[list[Any]]:
-    """Columns whose leaves have equally many dims at each path: dims of size 1 go behind the batch dims of the others.
-
-    Batch dims meet batch dims and features meet features, as they do for one example.
-    """
+    """Columns with equally many dims at each path: dims of size 1 go behind batch dims, so that features meet."""
     ranks = [[x.ndim for x in column] for column, mine in zip(columns, own, strict=True) if mine]
     if all([r == ranks[0] for r in ranks]):
         return columns
@@ -145,7 +141,7 @@ def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def column(x: Any, like: TensorDict, op: Op) -> list[Any]:
-    """What an operand is for each leaf: a tensor extended over the features, or the same for all."""
+    """An operand for each leaf: a tensor extended over the features, or the same for all."""
     leaves = like._leaves
     if isinstance(x, Tensor) and x.ndim > 0:
         k = len(like._size)
@@ -159,17 +155,17 @@ def column(x: Any, like: TensorDict, op: Op) -> list[Any]:
 
 
 def pairs(args: tuple[Any, ...]) -> bool:
-    """Whether the operands are two TensorDicts, or one and a number: what foreach kernels take."""
+    """True if the operands are two TensorDicts, or one and a number, as foreach kernels take them."""
     if len(args) != 2 or not isinstance(args[0], TensorDict):
         return False
     return isinstance(args[1], TensorDict) or type(args[1]) in (int, float)
 
 
 def at_once(leaves: Collection[Any]) -> bool:
-    """Whether a foreach kernel may take these leaves: plain tensors, at least one.
+    """True if a foreach kernel may take these leaves: plain tensors, at least one.
 
-    Its derivative is for all of them or none: it refuses integers beside a leaf that requires grad, and would make the
-    results of other leaves require it, too. With half precision it rounds a number before it multiplies.
+    Its derivative is for all or none: integers beside a leaf that requires grad are refused, and results of other
+    leaves would require it, too. With half precision it rounds a number before it multiplies.
     """
     kinds = set(map(type, leaves))
     if not kinds or not kinds <= PLAIN or not {x.dtype for x in leaves} <= EXACT:

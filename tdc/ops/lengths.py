@@ -49,9 +49,9 @@ MODES = ("constant", "reflect", "replicate", "circular")
 
 
 def amounts(x: Any, pad: Any, mode: str) -> list[tuple[int, int, int]]:
-    """What `F.pad` adds: a dim, how much in front and how much behind, for each dim that grows or shrinks.
+    """The dims that `F.pad` changes: a dim, how much in front and how much behind.
 
-    A circular dim shrinks before it grows: what is cut off on one side does not come back on the other.
+    A circular dim shrinks before it grows: elements cut off on one side do not come back on the other.
     """
     if mode not in MODES:
         raise UnsupportedError(message("pad", f"a mode of {', '.join(MODES)}", f"{mode!r}", hint="mode='constant'"))
@@ -69,7 +69,7 @@ def amounts(x: Any, pad: Any, mode: str) -> list[tuple[int, int, int]]:
 
 
 def source(position: Tensor, length: Any, mode: str) -> Tensor:
-    """The position within a row that a position in front of it, in it or behind it takes its element from."""
+    """Positions within a row of the elements that positions in front of it, in it and behind it take."""
     if mode == "reflect":
         last = length - 1
         return last - (last - position.abs()).abs()
@@ -79,7 +79,7 @@ def source(position: Tensor, length: Any, mode: str) -> Tensor:
 
 
 def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
-    """Every row is long enough for what is cut off it or mirrored in it: an assertion on the device."""
+    """Require that every row is long enough for what is cut off it or mirrored in it."""
     most = max(front, behind, 0)
     need = {"constant": 0, "reflect": most + 1, "replicate": 1, "circular": max(most, 1)}[mode]
     least, hint = max(need, -front - behind, -front, -behind), "mode='constant'"

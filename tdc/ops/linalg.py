@@ -50,8 +50,7 @@ def identities(x: MaskedBatch) -> Tensor:
 
 
 def of_operands(op: Op, run: Op, cores: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-    """A function of several operands, which broadcast but for the last dims of each: `cores` has their names, in order,
-    and how many these are."""
+    """A function of several operands that broadcast but for their last dims; `cores` maps names to numbers of these."""
     names = list(cores)
     given = [*zip(names, args, strict=False), *kwargs.items()]
     batches = [(x, cores[name]) for name, x in given if is_ragged(x)]
@@ -103,9 +102,9 @@ def of_matrices(
     """Matrices, the first operand, and others, see `of_operands`.
 
     Args:
-        squared: what runs on ragged square matrices in rectangles, and a mask of what is behind them, see `spectrum`.
-        parts: for ragged square matrices what each result is: "ij" such a matrix, "i" a vector of its size, "" a
-            number; none where torch's function cannot be had by padding.
+        squared: the same of ragged square matrices in rectangles, and a mask of padding, see `spectrum`.
+        parts: of each result for ragged square matrices: "ij" such a matrix, "i" a vector of its size, "" a number;
+            none where the function cannot be had by padding.
     """
     x, *rest = args or [kwargs.pop(next(iter(cores)))]
     if not is_ragged(x) or ends_static(x, 2):
@@ -173,7 +172,7 @@ def of_system(op: Op, matrix: int, cores: dict[str, int], *args: Any, **kwargs: 
 
 
 def is_vector(a: Any, b: Any) -> bool:
-    """Whether `solve` takes right-hand sides for vectors."""
+    """True if `solve` takes right-hand sides for vectors."""
     if not is_ragged(a) or not is_ragged(b):
         return b.ndim == 1
     sizes = [[-1 if d in x.ragged_dims else n for d, n in enumerate(x.shape)] for x in (a, b)]
@@ -252,7 +251,7 @@ def vander(op: Op, turned: bool, x: Any, N: int | None = None, increasing: bool 
     """Powers of every element, as many as the last dim has elements where `N` does not say; then it is static.
 
     Args:
-        turned: whether the highest power comes first, unless `increasing`.
+        turned: the highest power comes first, unless `increasing`.
     """
     if N is None and not ends_static(x, 1):
         hint = f"torch.{op.__name__}(x, N=...)"

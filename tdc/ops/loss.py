@@ -5,13 +5,12 @@
     triplet_margin_loss ... one number for each vector along the last dim, which is static
     ctc_loss                one number for each example
 
-"mean" divides by the number of real targets, elements, vectors or examples, never by padded ones; kl_div's "batchmean"
-by the number of examples. The class dim is the one torch names for the batched layout `(B, C, -1)`; where dim 1 is
-ragged, `(B, -1, C)`, it is the first static dim behind, as for one example `(L, C)` on its own. Padding holds numbers
-inside the domain before, and zeros behind: it gets no gradient.
+"mean" divides by the number of real targets, elements, vectors or examples; kl_div's "batchmean" by the number of
+examples. The class dim is dim 1, as in `(B, C, -1)`; where that is ragged, `(B, -1, C)`, the first static dim behind.
+Padding gets no gradient.
 
-A loss of two TensorDicts is a TensorDict: with reduction="none" of the same batch size; with "mean", the default, or
-"sum" of batch_size [], one number for each leaf. One number for all leaves takes weights, which the caller chooses.
+A loss of two TensorDicts is a TensorDict: of the same batch size with reduction="none", else of batch_size [] with one
+number for each leaf.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import HALF, refuse_integers, rounded_once
-from tdc.core.dynamo import known, trace_as
+from tdc.core.dynamo import eager, known
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op, OpName
@@ -49,7 +48,7 @@ ONE_SIZE = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)  # of in
 
 
 def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple[Named, Any]:
-    """The arguments of a loss by name, those that are given, and its reduction, which nobody has checked yet."""
+    """The given arguments of a loss by name, and its reduction, unchecked."""
     called = (*zip(names, args, strict=False), *kwargs.items())
     given = {name: a for name, a in called if a is not None or name == "reduction"}
     size_average, reduce = given.pop("size_average", None), given.pop("reduce", None)
@@ -240,20 +239,14 @@ def cosine_embedding_loss(
 
 
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "none") -> Tensor:
-    """torch's own, of vectors (N, C)."""
-    return F.multilabel_margin_loss(input, target, reduction=reduction)
-
-
-def multilabel_margin_loss_traced(input: Tensor, target: Tensor, reduction: str = "none") -> Tensor:
-    """What Dynamo traces: torch's decomposition takes what follows the first -1 for class 0 (2.11-2.13)."""
+    """Of vectors (N, C). torch's decomposition for graphs takes what follows the first -1 for class 0 (2.11-2.13)."""
+    if eager():
+        return F.multilabel_margin_loss(input, target, reduction=reduction)
     named = (target < 0).cumsum(-1) == 0
     classes = torch.where(named, target, 0)
     is_named = torch.zeros_like(target).scatter_add(-1, classes, named.to(target.dtype)) > 0
     margins = F.relu(1 - input.gather(-1, classes)[..., None] + input[..., None, :])
     return torch.where(named[..., None] & ~is_named[..., None, :], margins, 0).sum((-2, -1)) / input.shape[-1]
-
-
-trace_as(multilabel_margin_loss, multilabel_margin_loss_traced)
 
 
 def ctc_loss(

@@ -1,6 +1,6 @@
-"""What ragged masks choose: masked_select, masked_scatter, index_put of a mask, nonzero.
+"""Elements that ragged masks choose: masked_select, masked_scatter, index_put of a mask, nonzero.
 
-Invariant: what is unknown beforehand is only the number of elements of a packed `masked_select` and `nonzero`.
+Invariant: only the number of elements of a packed `masked_select` and `nonzero` depends on data.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ def put_where(x: Any, mask: Any, values: Any, accumulate: bool) -> Any:
     for _ in range(more):
         mask = mask.unsqueeze(-1)
     if isinstance(values, type(x)):
-        text = message(
-            op, "as many values in each example as its mask is True on", "others", hint="x[mask] has as many"
-        )
+        expected = "as many values in each example as its mask is True on"
+        text = message(op, expected, "others", hint="x[mask] has as many")
         counts = flat_examples(op, mask).sum(1)
         require((counts == ragged_sizes(values)[:, 0]).all(), text, ShapeError)
         base = torch.zeros_like(x) if accumulate else x
@@ -57,14 +56,8 @@ def masked_select_ragged(x: Any, mask: Any) -> Ragged:
 
 
 def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Ragged:
-    """Elements of the source in order, for each example from the beginning of its example of the source; a source with
-    fewer dims is for all examples.
-
-    Raises:
-        DtypeError: the mask is not bool, or the source of another dtype than x.
-        ShapeError: another number of examples, or fewer elements than the mask is True on. Immediate on CPU,
-            asynchronous on CUDA.
-    """
+    """Elements of the source in order, each example from its own example of the source; a source with fewer dims is
+    for all examples."""
     op = torch.masked_scatter
     if mask.dtype != torch.bool:
         raise DtypeError(message(op, "a bool mask", describe(mask), hint="mask.bool()"))
@@ -102,10 +95,9 @@ def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Ragged:
 
 
 def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Ragged:
-    """The positions within its example of each element that is not zero: `(B, -1, dims of an example)`; of a pair map
-    that says which pairs are neighbours, the edges.
+    """Positions of nonzero elements within their examples, `(B, -1, dims of an example)`; of a pair map the edges.
 
-    Packed there are as many as the data says; a rectangle keeps its size, and they are moved to the front.
+    Packed, their number depends on data; a rectangle keeps its size, and they are moved to the front.
     """
     if as_tuple or x._batch_dim:
         got = "as_tuple=True" if as_tuple else f"the batch at dim {x._batch_dim}"

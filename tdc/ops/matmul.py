@@ -60,10 +60,8 @@ def by_operator(a: Any, b: Any) -> Ragged | Tensor:
 
 
 def by_operator_traced(a: Any, b: Any) -> Ragged | Tensor:
-    """What Dynamo traces for `tensor @ x` and, operands swapped, for `x @ tensor`: the order that fits.
-
-    It has no reflected function for `@` (torch 2.11-2.13).
-    """
+    """`by_operator` in a graph. Dynamo also calls it for `x @ tensor`, operands swapped (torch 2.11-2.13): the order
+    that fits is taken."""
     if not isinstance(a, Tensor) or not meets(b, a):
         return matmul(a, b)
     if meets(a, b):
@@ -83,7 +81,7 @@ def inner_dims(a: Any, b: Any) -> list[tuple[int, Any]]:
 
 
 def meets(a: Any, b: Any) -> bool:
-    """Whether the dims that are summed over are static and of one size."""
+    """True if the dims that are summed over are static and of one size."""
     sizes = [size for _, size in inner_dims(a, b)]
     return len(sizes) == 2 and sizes[0] == sizes[1] != "ragged"
 
@@ -107,8 +105,7 @@ def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
 
 
 def check_inner(a: Any, b: Any) -> None:
-    """A ShapeError unless the dims that are summed over are both ragged, or static and of one size; a DtypeError for
-    a number."""
+    """A ShapeError unless summed dims are both ragged, or static and of one size; a DtypeError for a number."""
     if not isinstance(a, (Tensor, Container)) or not isinstance(b, (Tensor, Container)):
         got, hint = f"{describe(a)} and {describe(b)}", "x * y for a number"
         raise DtypeError(message("matmul", "batches or tensors", got, hint=hint))
@@ -186,8 +183,7 @@ def added(
 ) -> Ragged | Tensor:
     """`beta * input + alpha * product`; an input with beta 0 is not read.
 
-    Raises:
-        DtypeError: `addr` of whole numbers with fractions as factors; the others cut these off, as torch does.
+    Of whole numbers fractions as factors are cut off, as torch does it; `addr` refuses them.
     """
     dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), input.dtype)
     if not dtype.is_floating_point and not dtype.is_complex:
@@ -286,7 +282,7 @@ for _op, _impl in (PRODUCTS | NAMED).items():
     define(_op, "matmul", ragged=_impl, ref=torch.matmul if _op is torch.bmm else None)
 define(
     F.grouped_mm, "matmul", ragged=grouped_mm, ref=torch.matmul, aliases=[CALLED_BY[F.grouped_mm]],
-    modes=("eager", "vmap", "grad", "export"),  # Dynamo hands it on to nobody
+    modes=("eager", "vmap", "grad", "export"),  # Dynamo does not hand it on
 )  # fmt: skip
 for _op in [op for op in CALLED_BY if op is not F.grouped_mm]:
     unsupported(

@@ -1,14 +1,15 @@
-"""share_memory, pin_memory: a TensorDict whose tensors lie in one storage, of shared or of page-locked memory.
+"""share_memory, pin_memory: a TensorDict with all tensors in one storage, of shared or of page-locked memory.
 
-What a border of processes or devices costs, it costs for each storage, so the tensors of all leaves go into one: those
-of ragged leaves, their offsets and lengths, too. Inside a program this gains nothing, so no other operation does it.
+Transfers between processes and devices cost by the storage, so the tensors of all leaves, their offsets and lengths
+included, go into one.
 
-Invariants: tensors that are there already stay, and what is one tensor stays one.
+Invariants: tensors that are there already stay; one tensor of several leaves stays one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,37 +57,24 @@ def pin_memory(td: TensorDict) -> TensorDict:
     if not torch.accelerator.is_available():
         got, hint = "none that torch finds", "leave it out, or td.share_memory() for other processes"
         raise UnsupportedError(message("pin_memory", "an accelerator to lock memory for", got, hint=hint))
-    return in_one_buffer("pin_memory", td, can_be_pinned, pinned_buffer, other_pinned)
-
-
-def can_be_pinned(x: Tensor) -> bool:
-    """Whether a copy in page-locked memory is wanted, and no gradient has to go through it."""
-    return not x.requires_grad and not x.is_pinned()
-
-
-def pinned_buffer(nbytes: int) -> Tensor:
-    """A buffer in page-locked memory."""
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    wanted = lambda x: not x.requires_grad and not x.is_pinned()  # noqa: E731
+    buffer = partial(torch.empty, dtype=torch.uint8, device="cpu", pin_memory=True)
+    return in_one_buffer("pin_memory", td, wanted, buffer, lambda x: x.pin_memory() if x.device.type == "cpu" else x)
 
 
 def other_shared(x: Tensor) -> Tensor:
-    """A tensor that is more than its elements in shared memory, a copy unless it is there."""
+    """A tensor that is more than its elements in shared memory."""
     if x.is_shared():
         return x
     copy: Any = x.detach().clone()
     return copy.share_memory_().requires_grad_(x.requires_grad)
 
 
-def other_pinned(x: Tensor) -> Tensor:
-    """A tensor that is more than its elements in page-locked memory, where there is such a thing."""
-    return x.pin_memory() if x.device.type == "cpu" else x
-
-
 def in_one_buffer(
     op: str, td: TensorDict, wanted: Callable[[Tensor], bool], buffer: Callable[[int], Tensor],
     other: Callable[[Tensor], Tensor],
 ) -> TensorDict:  # fmt: skip
-    """A TensorDict with the tensors that are wanted in one buffer, and any `other` by themselves."""
+    """A TensorDict with wanted plain tensors in one buffer; `other` copies each that is more than its elements."""
     found: dict[int, Tensor] = {}
     paths: dict[int, str] = {}
     for path, leaf in td._leaves.items():

@@ -50,7 +50,7 @@ def widest_of(op: Op, *xs: Any) -> Ragged:
 
 
 def one_layout(x: NestedTensor, y: NestedTensor) -> bool:
-    """Whether the dims of two batches are the same in number and kind."""
+    """True if the dims of two batches are the same in number and kind."""
     s, t = x._structure, y._structure
     if x._values.ndim != y._values.ndim:
         return False
@@ -116,18 +116,14 @@ def misfit(op: Op, xs: list[Any], expected: str, got: str, hint: str) -> ShapeEr
 
 
 def operands(xs: list[Any]) -> dict[str, str]:
-    """What the operands are, for a message."""
+    """The operands, for a message."""
     return {f"operand {i}": describe(x) for i, x in enumerate(xs)}
 
 
 def first_sizes(
     xs: list[Any], ndim: int, ragged: tuple[int, ...], of: Callable[[Any], Tensor] = ragged_sizes
 ) -> Tensor:  # fmt: skip
-    """The sizes (B, R) of ragged dims among as many dims as `ndim`, each of the first batch that has it.
-
-    Args:
-        of: the ragged sizes of a batch, here or on the host.
-    """
+    """The sizes (B, R) of ragged dims, each of the first batch that has it; `of` reads them, here or on the host."""
     pairs = [(x, d, n) for x in reversed(xs) for d, n in zip(x.ragged_dims, of(x).unbind(1), strict=True)]
     found = {d + ndim - x.ndim: n for x, d, n in pairs}
     return torch.stack([found[d] for d in ragged], 1)
@@ -141,12 +137,7 @@ def bounds(x: NestedTensor, ndim: int) -> list[tuple[Any, int]]:
 
 
 def onto(x: NestedTensor, like: NestedTensor, op: Op) -> Tensor:
-    """The values of a batch as they broadcast against those of `like`, which is at least as ragged.
-
-    Raises:
-        StructureError: rows of different sizes. Immediate on CPU, asynchronous on CUDA.
-        ShapeError: another layout.
-    """
+    """The values of a batch as they broadcast against those of `like`, which is at least as ragged."""
     s, t = x._structure, like._structure
     if one_layout(x, like):
         require_same(t, s, op)

@@ -1,12 +1,10 @@
-"""Pointwise operations: the same function of every element, so a ragged batch only passes its packed values through.
+"""Pointwise operations: the same function of every element, on packed values, on a rectangle or on each leaf.
 
     unary(torch.relu)        one tensor argument
     nary(torch.add)          several; operands broadcast as one example at a time would
 
-Operands of a NestedTensor `(B, *S0, -1, *S1)` may be: another of the same structure; a number; a dense tensor that
-broadcasts against the logical shape, with 1, the longest length or the bound of it on the ragged dim. Operands of a
-TensorDict: another with the same keys and batch size; a number; a dense tensor that broadcasts against the batch size
-and is extended over features.
+A dense operand broadcasts against the logical shape of a NestedTensor, with 1, the longest length or its bound on the
+ragged dim; beside a TensorDict it broadcasts against the batch size and is extended over features.
 
 Invariants: the structure object is passed on; NaN in padding reaches neither valid results nor gradients of dense
 operands.
@@ -25,7 +23,7 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
-from tdc.core.dynamo import eager, is_zero, known, trace_as
+from tdc.core.dynamo import eager, is_zero, known
 from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
 from tdc.core.kinds import of_torch_nested
 from tdc.core.rules import MODES, define, note_syncs
@@ -35,7 +33,7 @@ from tdc.layout.segments import coordinates, longest, spread
 from tdc.layout.spans import gather_spans
 from tdc.layout.structure import Structure
 from tdc.ops.batch import lift, on_leaves
-from tdc.ops.leafwise import NUMBERS, nary_tensordict, unary_tensordict
+from tdc.ops.leafwise import nary_tensordict, unary_tensordict
 from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
 from tdc.ragged.masked import MaskedBatch, fitted_masked
 from tdc.ragged.nested import NestedTensor, build_result
@@ -64,10 +62,7 @@ def nary(op: Op, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
 
 
 def in_new_memory(op: Op, run: Op) -> Op:
-    """`run`, which does not follow `inplace=True` where `op` has it: nothing is changed in place.
-
-    Stock modules pass it by name, and by position in a graph.
-    """
+    """`run` without `inplace=True`, which stock modules pass by name, and by position in a graph."""
     try:
         names = list(inspect.signature(op).parameters)
     except ValueError:
@@ -85,7 +80,7 @@ def in_new_memory(op: Op, run: Op) -> Op:
 
 
 def unary_nested(op: Op) -> Op:
-    """This and the others are closures, since a graph holds two guards on one of these, and six on a partial."""
+    """`op` on packed values. A closure: a graph holds two guards on it, and six on a partial."""
 
     def run(x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
         return build_result(x._structure, op(x._values, *args, **kwargs))
@@ -109,37 +104,14 @@ def frexp(x: Any) -> tuple[Container, ...]:
 
 def nary_nested(op: Op) -> Op:
     def run(*args: Any, **kwargs: Any) -> NestedTensor:
-        if not kwargs and (values := values_beside(args, op)) is not None:
-            return build_result(args[0]._structure, op(*values))
         like = widest(op, args, kwargs)
         ready = [packed_operand(a, like, op) for a in args]
-        if not kwargs:
+        if not kwargs:  # a call with keywords takes longer to trace
             return build_result(like._structure, op(*ready))
         values = op(*ready, **{k: packed_operand(a, like, op) for k, a in kwargs.items()})
         return build_result(like._structure, values)
 
     return run
-
-
-def values_beside(args: tuple[Any, ...], op: Op) -> list[Any] | None:
-    """What `packed_operand` gives for each operand, eagerly, where all batches share structure and layout of the first,
-    which is packed; else None."""
-    like = args[0]
-    if type(like) is not NestedTensor:
-        return None
-    s, ndim, values, dense = like._structure, like._values.ndim, [], False
-    for x in args:
-        if type(x) is not NestedTensor:
-            values.append(x)
-            dense = dense or type(x) not in NUMBERS
-        elif x._structure is s and x._values.ndim == ndim:
-            values.append(x._values)
-        else:
-            return None
-    return [packed_operand(x, like, op) for x in args] if dense else values
-
-
-trace_as(values_beside, lambda *args: None)
 
 
 def packed_operand(x: Any, like: NestedTensor, op: Op) -> Any:
@@ -197,11 +169,7 @@ def position_in(sizes: tuple[int, ...], s: Structure, total: int) -> Tensor:
 
 
 def require_longest(x: Tensor, sizes: tuple[int, ...], like: NestedTensor, op: Op) -> None:
-    """Check that sizes of an operand on ragged dims are 1, those of the longest example, or the bound of the batch.
-
-    Raises:
-        ShapeError: at once on CPU, asynchronously on CUDA.
-    """
+    """A ShapeError unless sizes on ragged dims are 1, those of the longest example, or the bound of the batch."""
     bound = like.structure.extent
     right = []
     for r, (column, n) in enumerate(zip(like.sizes.unbind(1), sizes, strict=True)):
@@ -215,7 +183,7 @@ def require_longest(x: Tensor, sizes: tuple[int, ...], like: NestedTensor, op: O
 
 
 def fits(shape: Sequence[int], logical: Sequence[int]) -> bool:
-    """Whether sizes broadcast against a logical shape, counted from the last dim; a ragged dim (-1) takes any."""
+    """True if sizes broadcast against a logical shape, counted from the last dim; a ragged dim (-1) takes any."""
     pairs = zip(reversed(shape), reversed(logical), strict=False)
     return all([m == -1 or n == m or n == 1 or m == 1 for n, m in pairs])  # not n == -1: no trace on torch 2.11
 
@@ -238,8 +206,8 @@ def mixed(op: Op, a: Any, b: Any) -> UnsupportedError:
 
 
 def nary_masked(op: Op) -> Op:
-    """Padding is neutral before the operation and cut off behind it where a dense operand may take part in autograd,
-    and where integers are divided."""
+    """`op` on rectangles. Padding is neutral before and cut off behind where a dense operand may require grad, and
+    where integers are divided."""
     divides = op in (torch.div, torch.floor_divide, torch.remainder, torch.fmod)
 
     def run(*args: Any, **kwargs: Any) -> MaskedBatch:
@@ -283,9 +251,8 @@ def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
 def neutral_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
     """As `padded_operand`, with 1 in padding: inside the domain of every pointwise function.
 
-    So is a dense operand of a steep function where it lies beside padding: 0 times a derivative that is infinite is
-    NaN, and integers are not divided by 0. Of a power it is wherever it lies, since the logarithm of a base is part of
-    the second derivatives.
+    A dense operand of a steep function is 1 beside padding, too: 0 times an infinite derivative is NaN, and integers
+    are not divided by 0. Of a power it is even where it does not vary: its logarithm is in the second derivatives.
     """
     data = padded_operand(x, like, op)
     beside = op in STEEP and isinstance(x, Tensor) and x.ndim > 0 and (op in POWERS or varies(x, like))
@@ -293,7 +260,7 @@ def neutral_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
 
 
 def varies(x: Tensor, like: MaskedBatch) -> bool:
-    """Whether a dense operand is another one for other examples or positions."""
+    """True if a dense operand differs between examples or positions."""
     dims = [d - like.ndim for d in (like.batch_dim, *like.ragged_dims)]
     return any([not known(x.shape[d] == 1) for d in dims if x.ndim >= -d])
 

@@ -28,27 +28,16 @@ from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
+from tdc.ops.planes import Planes, Span, beside, plane_positions, planes, resized
 from tdc.ops.reduction import finite
-from tdc.ops.spatial import (
-    Planes,
-    Span,
-    beside,
-    fixed,
-    kernel_text,
-    plane_positions,
-    planes,
-    reach,
-    resized,
-    spatial,
-)
+from tdc.ops.spatial import fixed, kernel_text, reach, spatial
 from tdc.ragged.storage import Ragged, Results, fitted
 
 
 def window(op: Op, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:
     """Sizes of a result of windows; a last one that `ceil_mode` adds begins in front of the padding behind."""
     spans = []
-    steps = steps_of(kernel, stride)
-    given = reach(op, n, kernel_size=kernel, stride=steps, padding=padding, dilation=dilation)
+    given = reach(op, n, kernel_size=kernel, stride=steps_of(kernel, stride), padding=padding, dilation=dilation)
     for k, s, p, d in zip(*given, strict=True):
         add = 2 * p - d * (k - 1) - 1 + s
         spans.append(Span(1, add + s - 1, s, p - 1 + s) if ceil_mode else Span(1, add, s))
@@ -56,7 +45,7 @@ def window(op: Op, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any
 
 
 def steps_of(kernel: Any, stride: Any) -> Any:
-    """The stride: that of a kernel's size where none is given."""
+    """The stride, by default the size of the kernel."""
     return kernel if stride is None or stride in ([], ()) else stride
 
 
@@ -72,9 +61,13 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         wanted = indexed or return_indices
         given = kernel_size, steps_of(kernel_size, stride), padding, dilation
         kernel, steps, pads, wide = [fixed(v, n, op) for v in given]
-        check_padding(op, kernel, pads, wide)
-        p = planes(input, n, op, spans, kernel_text(kernel), -math.inf)
-        data = F.pad(p.data, around(pads), value=finite(-math.inf, p.data.dtype)) if any(pads) else p.data
+        if any([2 * p > d * (k - 1) + 1 for k, p, d in zip(kernel, pads, wide, strict=True)]):
+            expected = f"padding of at most half {kernel_text(kernel)}"
+            raise ShapeError(message(op, expected, f"{tuple(pads)}", hint="F.pad puts more around"))
+        p, data = planes(input, n, op, spans, kernel_text(kernel), -math.inf)
+        plane = data.shape[2:]
+        around = [pad for pad in reversed(pads) for _ in range(2)]
+        data = F.pad(data, around, value=finite(-math.inf, data.dtype)) if any(pads) else data
         if n == 1:  # max_pool1d fixes the length in a graph (torch 2.11-2.13)
             found: Any = plane_pool(data.unsqueeze(2), (1, *kernel), (1, *steps), 0, (1, *wide), ceil_mode, wanted)
             found = tuple([t.squeeze(2) for t in found]) if wanted else found.squeeze(2)
@@ -82,41 +75,17 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
             found = plane_pool(data, kernel, steps, 0, wide, ceil_mode, wanted)
         dense, *rest = found if wanted else (found,)
         if ceil_mode and any(pads):  # there may be one window more, which begins in padding
-            dense, *rest = [cut(t, p, spans) for t in (dense, *rest)]
+            own = [span.at(size) for span, size in zip(spans, plane, strict=True)]
+            dense, *rest = [t[(..., *[slice(size) for size in own])] for t in (dense, *rest)]
         out = resized(p, dense, spans)
         if not wanted:
             return out
-        index = rest[0]
-        width = data.shape[2:]
-        corner = index.new_full([1] * index.ndim, flat_position(pads, width))  # where the plane begins
-        first = plane_positions(corner, p.sizes, width)
+        index, width = rest[0], data.shape[2:]
+        begin = functools.reduce(lambda at, step: at * step[1] + step[0], zip(pads, width, strict=True), 0)
+        first = plane_positions(index.new_full([1] * index.ndim, begin), p.sizes, width)
         return out, beside(out, plane_positions(index, p.sizes, width) - first)
 
     return rule
-
-
-def check_padding(op: Op, kernel: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> None:
-    """Raise a ShapeError for padding that torch does not take."""
-    if any([2 * p > d * (k - 1) + 1 for k, p, d in zip(kernel, padding, dilation, strict=True)]):
-        expected = f"padding of at most half {kernel_text(kernel)}"
-        raise ShapeError(message(op, expected, f"{tuple(padding)}", hint="F.pad puts more around"))
-
-
-def cut(x: Tensor, p: Planes, spans: Sequence[Span]) -> Tensor:
-    """Without windows that torch leaves out of the rectangle's result."""
-    for d, span in enumerate(spans, 2):
-        x = x.narrow(d, 0, span.at(p.data.shape[d]))
-    return x
-
-
-def around(padding: Sequence[int]) -> list[int]:
-    """Padding of each dim of a plane at both ends, as `F.pad` takes it: the last dim first."""
-    return [p for p in reversed(padding) for _ in range(2)]
-
-
-def flat_position(position: Sequence[int], width: Sequence[int]) -> int:
-    """The flat position in a plane of these sizes."""
-    return functools.reduce(lambda at, step: at * step[1] + step[0], zip(position, width, strict=True), 0)
 
 
 def avg_pool(op: Op, n: int) -> Op:
@@ -133,16 +102,16 @@ def avg_pool(op: Op, n: int) -> Op:
                 raise ShapeError(message(op, "a divisor_override other than 0", "0", hint="None divides by the window"))
         kernel = fixed(kernel_size, n, op)
         steps, pads = fixed(steps_of(kernel_size, stride), n, op), fixed(padding, n, op)
-        p = planes(input, n, op, spans, kernel_text(kernel))
+        p, data = planes(input, n, op, spans, kernel_text(kernel))
         plain = (count_include_pad or not any(pads)) and not ceil_mode
-        divisor = divisor_override or math.prod(kernel)
         if plain or divisor_override:
-            return resized(p, sums(p.data, kernel, steps, pads, ceil_mode, divisor), spans)
-        out = sums(widened(p.data), kernel, steps, pads, ceil_mode, 1)
+            divisor = divisor_override or math.prod(kernel)
+            return resized(p, sums(data, kernel, steps, pads, ceil_mode, divisor), spans)
+        out = sums(widened(data), kernel, steps, pads, ceil_mode, 1)
         for d in range(n):
             count = counted(p.sizes[d], out.shape[d + 2], kernel[d], steps[d], pads[d], count_include_pad)
             out = out / count.view(-1, 1, *[1] * d, count.shape[1], *[1] * (n - 1 - d)).to(out.dtype)
-        return resized(p, out.to(p.data.dtype), spans)
+        return resized(p, out.to(data.dtype), spans)
 
     return rule
 
@@ -197,8 +166,9 @@ def max_unpool(op: Op, n: int) -> Op:
         steps = steps_of(kernel_size, stride)
         columns = zip(*reach(op, n, kernel_size=kernel_size, stride=steps, padding=padding), strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
-        p, index = [planes(x, n, op, spans, kernel_text(fixed(kernel_size, n, op))) for x in (input, indices)]
-        return resized(p, scattered(op, p, index.data, spans), spans)
+        kernel = kernel_text(fixed(kernel_size, n, op))
+        (p, data), (_, index) = [planes(x, n, op, spans, kernel) for x in (input, indices)]
+        return resized(p, scattered(op, p, data, index, spans), spans)
 
     return rule
 
@@ -208,34 +178,30 @@ def fixed_sizes(x: Any) -> list[int]:
     return [n for d, n in enumerate(x.shape) if d not in x.ragged_dims]
 
 
-def scattered(op: Op, p: Planes, index: Tensor, spans: list[Span]) -> Tensor:
-    """A rectangle of zeros with the elements of `p` at their positions; padding goes to one more position, cut off,
-    and so do, in a graph and under vmap, indices outside."""
+def scattered(op: Op, p: Planes, data: Tensor, index: Tensor, spans: list[Span]) -> Tensor:
+    """A rectangle of zeros with elements at their positions. One more position, cut off, takes padding, and in a graph
+    and under vmap indices outside."""
     own = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
-    width: list[Any] = [size * span.times + span.add for size, span in zip(p.data.shape[2:], spans, strict=True)]
+    width: list[Any] = [size * span.times + span.add for size, span in zip(data.shape[2:], spans, strict=True)]
     count: Any = math.prod(width)
-    real, bound = inside(p), functools.reduce(torch.mul, own).view(-1, *[1] * (index.ndim - 1))
+    real, bound = inside(p, data.shape[2:]), functools.reduce(torch.mul, own).view(-1, *[1] * (index.ndim - 1))
     there = (index >= 0) & (index < bound)
+    hint = "pass kernel_size, stride and padding of the max_pool that found them; sizes must be what its windows cover"
     if eager():
-        require((there | ~real).all(), outside(op), ShapeError)
+        text = message(op, "indices inside the result of each row", "one outside", hint=hint)
+        require((there | ~real).all(), text, ShapeError)
     at = torch.where(real & there, plane_positions(index, own, width, back=True), count).flatten(2)
-    zeros = p.data.new_zeros((*p.data.shape[:2], count + 1))
-    return zeros.scatter(2, at, p.data.flatten(2))[:, :, :count].view(*p.data.shape[:2], *width)
+    zeros = data.new_zeros((*data.shape[:2], count + 1))
+    return zeros.scatter(2, at, data.flatten(2))[:, :, :count].view(*data.shape[:2], *width)
 
 
-def inside(p: Planes) -> Tensor:
+def inside(p: Planes, width: Sequence[int]) -> Tensor:
     """True on real positions of a rectangle, (B, 1, *P)."""
     n, parts = len(p.sizes), []
     for d, size in enumerate(p.sizes):
-        position = torch.arange(p.data.shape[d + 2], device=size.device) < size.unsqueeze(1)
+        position = torch.arange(width[d], device=size.device) < size.unsqueeze(1)
         parts.append(position.view(position.shape[0], 1, *[1] * d, position.shape[1], *[1] * (n - 1 - d)))
     return functools.reduce(torch.logical_and, parts)
-
-
-def outside(op: Op) -> str:
-    """The error of an index that is in no result."""
-    hint = "pass kernel_size, stride and padding of the max_pool that found them; sizes must be what its windows cover"
-    return message(op, "indices inside the result of each row", "one outside", hint=hint)
 
 
 RANDOM = "the regions of its windows are random, and would differ from those of an example by itself"

@@ -52,7 +52,7 @@ def along_axis(t: Tensor, axis: int, ndim: int) -> Tensor:
 
 
 class Found(NamedTuple):
-    """What runs an operation of an index on storage.
+    """An operation of an index on storage.
 
     Attributes:
         storage: what to read from and to write to.
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 
 
 def inside(there: Tensor, op: Op) -> None:
-    """Every position lies in its example: an assertion on the device."""
+    """Require that every position is inside its example."""
     hint = "positions count within each example, from 0"
     require(there.all(), message(op, "positions inside each example", "one beyond", hint=hint), IndexingError)
 
@@ -100,12 +100,8 @@ def check_index(op: OpName, index: Any, vector: bool = False) -> None:
 
 
 def find(op: Op, x: Any, dim: int, index: Any) -> Found:
-    """Where an index points to that has an entry for each element of the result.
-
-    Raises:
-        StructureError: the index is neither as ragged as x nor, along the only ragged dim, dense.
-        UnsupportedError: along the batch.
-    """
+    """Positions of an index with an entry for each element of the result: as ragged as x or, along the only ragged
+    dim, dense."""
     check_index(op, index)
     d = dim_of(op, x, dim)
     is_ragged, count = d in x.ragged_dims, x.batch_size[0]
@@ -193,12 +189,7 @@ def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
 
 
 def cut_to(op: Op, x: Tensor, like: Any) -> Any:
-    """The first positions of each row of a dense tensor, as many as a batch has, as a batch of its structure.
-
-    Raises:
-        StructureError: other dims, or other numbers of rows.
-        IndexingError: fewer positions. Immediate on CPU, asynchronous on CUDA.
-    """
+    """The first positions of each row of a dense tensor, as many as a batch has, as a batch of its structure."""
     rows = whole_rows(op, x, like)
     for r, n in zip(like.ragged_dims, ragged_sizes(like).unbind(1), strict=True):
         inside(n <= x.shape[r], op)

@@ -77,7 +77,7 @@ def at_positions(
 
 
 def ends_static(x: NestedTensor | MaskedBatch, count: int) -> bool:
-    """Whether the last `count` dims are features, neither ragged nor the batch."""
+    """True if the last `count` dims are features, neither ragged nor the batch."""
     if isinstance(x, NestedTensor):
         s, static = x._structure, x._values.ndim - count
         return s.packed_dim < static and s.batch_dim < static + s.ragged_ndim
@@ -109,7 +109,7 @@ def embedding(
     input: Any, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
     scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Ragged:  # fmt: skip
-    """What counts the indices, or changes the rows of the table that they name, sees real ones only."""
+    """Options that count indices, or change the rows of the table that they name, see real ones only."""
     dense_weights(F.embedding, input, weight)
     args = weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
     if isinstance(input, NestedTensor):
@@ -134,11 +134,7 @@ def bilinear(
 
 
 def glu(input: NestedTensor | MaskedBatch, dim: int = -1) -> NestedTensor | MaskedBatch:
-    """One half of the features, times the sigmoid of the other.
-
-    Raises:
-        ShapeError: `dim` is the batch, ragged (it has no halves that all examples share) or of odd size.
-    """
+    """One half of the features, times the sigmoid of the other. A ragged dim has no halves that all examples share."""
     d = normal_dim(dim, input.ndim, F.glu)
     if d == input._batch_dim or d in input.ragged_dims or input.shape[d] % 2:
         got = f"dim {dim} of {describe(input)}"

@@ -28,8 +28,9 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedE
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.ops.adaptive_pool import averaged, bins, taken
+from tdc.ops.planes import Span, measured, planes, resized
 from tdc.ops.rectangle import repacked, with_sizes
-from tdc.ops.spatial import Span, each, fixed, kernel_text, measured, planes, reach, resized, spatial
+from tdc.ops.spatial import each, fixed, kernel_text, reach, spatial
 from tdc.ragged.storage import Ragged, is_ragged
 
 Taps = list[tuple[Tensor, Tensor | None]]
@@ -52,12 +53,12 @@ def interpolate(
         scales = [int(s) if float(s).is_integer() else float(s) for s in each(scale_factor, n, "interpolate")]
     spans = [Span()] * n if scales is None else [Span(s) for s in scales]
     what = "a new size" if scales is None else f"scales {' x '.join([f'{s}' for s in scales])}"
-    p = planes(input, n, "interpolate", spans, what)
-    x, wide = p.data, widened(p.data)
+    p, x = planes(input, n, "interpolate", spans, what)
+    wide = widened(x)
     ratios = None if scales is None or recompute_scale_factor or mode == "area" else steps(mode, p.sizes, spans)
     for d in reversed(range(n)):
-        own, longest = p.sizes[d], p.data.shape[d + 2]
-        out: Any = each(size, n, "interpolate")[d] if scales is None else spans_size(longest, scales[d])
+        own, longest = p.sizes[d], x.shape[d + 2]
+        out: Any = each(size, n, "interpolate")[d] if scales is None else spans[d].at(longest)
         target = own.new_full(own.shape, out) if scales is None else spans[d].of(own)
         if mode == "area":
             widest = (longest + out - 1) // out if scales is None else math.ceil(1 / scales[d]) + 1
@@ -77,23 +78,17 @@ def sized_as(x: Any, like: Any, n: int, mode: str, align: bool) -> Ragged:
     if mode == "area":
         hint = "mode='bilinear', or a size in common"
         raise UnsupportedError(message(op, "taps at positions for sizes of a batch", "'area'", hint=hint))
-    p, to = planes(x, n, op, [Span()] * n, "a new size"), measured(like, n, op, [Span()] * n, "a new size")
-    wide = widened(p.data)
+    p, data = planes(x, n, op, [Span()] * n, "a new size")
+    to, wide = measured(like, n, op, [Span()] * n, "a new size"), widened(data)
     for d in reversed(range(n)):
-        wide = combined(wide, d + 2, taps(mode, p.sizes[d], to.own[d], to.widest[d], None, align, wide.dtype))
+        wide = combined(wide, d + 2, taps(mode, p.sizes[d], to.sizes[d], to.widest[d], None, align, wide.dtype))
     return repacked(wide.to(x.dtype), like)
 
 
 def check_mode(
     x: Any, n: int, size: Any, scale_factor: Any, mode: str, align_corners: bool | None, antialias: bool
 ) -> None:
-    """What is wrong with the arguments of interpolate.
-
-    Raises:
-        ShapeError: neither or both of size and scale_factor, another number of them, or a mode for other dims.
-        UnsupportedError: antialias.
-        DtypeError: averages of integers, or what is no number.
-    """
+    """Refuse wrong arguments of interpolate: sizes, scales, modes for other dims, antialias, averages of integers."""
     if (size is None) == (scale_factor is None):
         got = "none" if size is None else "both"
         raise ShapeError(message("interpolate", "one of size and scale_factor", got, hint="scale_factor=2"))
@@ -117,11 +112,6 @@ def check_mode(
     if align_corners is not None and MODES[mode] == 0:
         hint = "leave it out"
         raise ShapeError(message("interpolate", "align_corners for a linear or cubic mode", repr(mode), hint=hint))
-
-
-def spans_size(size: Any, scale: int | float) -> Any:
-    """A scaled size of the rectangle."""
-    return size * scale if isinstance(scale, int) else math.floor(size * scale)
 
 
 def steps(mode: str, own: Sequence[Tensor], spans: Sequence[Span]) -> list[Tensor | None]:
@@ -201,10 +191,10 @@ def cubic(t: Tensor) -> list[Tensor]:
 def combined(x: Tensor, dim: int, parts: Taps) -> Tensor:
     """Weighted sums of elements along a dim."""
     ones = [1] * (x.ndim - 2)
-    terms = [
-        taken(x, dim, index) if weight is None else taken(x, dim, index) * weight.to(x.dtype).view(*weight.shape, *ones)
-        for index, weight in parts
-    ]
+    terms = []
+    for index, weight in parts:
+        term = taken(x, dim, index)
+        terms.append(term if weight is None else term * weight.to(x.dtype).view(*weight.shape, *ones))
     return functools.reduce(torch.add, terms).movedim(1, dim)
 
 
@@ -223,13 +213,13 @@ def grid_sample(
     if mode == "bicubic" and padding_mode != "zeros":
         hint = "padding_mode='zeros', or mode='bilinear'"
         raise UnsupportedError(message("grid_sample", "bicubic with zeros", repr(padding_mode), hint=hint))
-    p = planes(input, n, "grid_sample", [Span()] * n, "a grid")
+    p, data = planes(input, n, "grid_sample", [Span()] * n, "a grid")
     parts = []
     for d in range(n):  # the last dim of a grid counts from the last dim of a plane
         at = n - 1 - d
         own = p.sizes[at].view(-1, *[1] * n).to(grid.dtype)
-        parts.append(placed(grid[..., d], own, p.data.shape[at + 2], mode, padding_mode, align))
-    return F.grid_sample(p.data, torch.stack(parts, -1), mode, "zeros", align)
+        parts.append(placed(grid[..., d], own, data.shape[at + 2], mode, padding_mode, align))
+    return F.grid_sample(data, torch.stack(parts, -1), mode, "zeros", align)
 
 
 def placed(grid: Tensor, own: Tensor, longest: int, mode: str, padding_mode: str, align: bool) -> Tensor:
@@ -273,9 +263,9 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
     given = reach("unfold", 2, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
     columns = zip(*given, strict=True)
     spans = [Span(1, 2 * pad - d * (k - 1) - 1 + s, s) for k, d, pad, s in columns]
-    p = planes(input, 2, "unfold", spans, kernel_text(fixed(kernel_size, 2, "unfold")))
-    width = (p.data.shape[3] + spans[1].add) // spans[1].by
-    blocks = F.unfold(p.data, kernel_size, dilation, padding, stride)
+    p, data = planes(input, 2, "unfold", spans, kernel_text(fixed(kernel_size, 2, "unfold")))
+    width = (data.shape[3] + spans[1].add) // spans[1].by
+    blocks = F.unfold(data, kernel_size, dilation, padding, stride)
     hold(blocks.shape[2] != 0)  # what the derivative asks
     high, wide = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
     position, own = torch.arange(blocks.shape[2], device=blocks.device), wide.unsqueeze(1)

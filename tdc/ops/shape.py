@@ -99,7 +99,7 @@ def permute_nested(x: NestedTensor, order: list[int]) -> NestedTensor:
 
 @constant
 def turn(order: tuple[int, ...], packed_dim: int, batch_dim: int, ragged_ndim: int) -> Turn:
-    """What another order of logical dims is, see `Turn`."""
+    """Another order of logical dims as a `Turn`."""
     key = order, packed_dim, batch_dim, ragged_ndim
     if key not in TURNS:
         TURNS[key] = worked_out(*key)

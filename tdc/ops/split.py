@@ -5,9 +5,8 @@
     x.split(3, 1)         the first 3 positions of each row, the next 3, …
     x.chunk(2, 1)         the two halves of each row
 
-Along the ragged dim rows have different numbers of parts; where a row has no more its part is empty. There are as many
-parts as were asked for (chunk, tensor_split), or as the longest row has (split); a graph, which cannot know
-that, has as many as `max_length` bounds, and so does a padded batch of its rectangle.
+Along the ragged dim a row without more positions has empty parts. There are as many parts as were asked for (chunk,
+tensor_split), or as the longest row has (split); in a graph and of a padded batch as many as its bound has.
 
 Invariant: parts of an example follow each other and make up the example.
 """
@@ -41,7 +40,7 @@ SIZES = (int, torch.SymInt)
 
 
 def is_ragged(x: Any, dim: int) -> bool:
-    """Whether a dim, counted from the front, is a ragged one."""
+    """True if a dim, counted from the front, is ragged."""
     return not isinstance(x, TensorDict) and dim in x.ragged_dims
 
 
@@ -114,11 +113,7 @@ def between(given: Any, ragged: bool) -> Any:
 
 
 def between_traced(given: Any, ragged: bool) -> Any:
-    """What Dynamo traces in place of `between`: sizes of static dims are no data.
-
-    Raises:
-        ShapeError: they would be.
-    """
+    """`between` in a graph; a ShapeError where sizes of static dims would depend on data."""
     if not isinstance(given, Tensor):
         return given
     if not ragged or given.ndim != 1:
@@ -148,11 +143,6 @@ def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> t
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
     d = normal_dim(dim, dims_of(x), "unbind")
     return lift(x, lambda v: v.unbind(d), op="unbind")
-
-
-def split_with_sizes(x: Any, split_sizes: Any, dim: int = 0) -> tuple[Any, ...]:
-    """`split` of a list of lengths."""
-    return split(x, list(split_sizes), dim)
 
 
 def part_lengths(given: Any, total: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from tdc import NestedTensor, ShapeError
 from tdc.core.dynamo import watching
 from tdc.layout import rectangles
 from tdc.layout.structure import Structure
-from tdc.ops import conv, plane_rectangles
+from tdc.ops import conv, planes
 from tdc.ops.attention import near, scaled_dot_product
 from tdc.ops.attention.scaled_dot_product import varlen_attention
 from tdc.testing import forbid
@@ -36,9 +36,9 @@ def several(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(len(parts))
         return rectangles.from_rectangles(parts, *rest)
 
-    for module in (near, plane_rectangles):
+    for module in (near, planes):
         monkeypatch.setattr(module, "from_rectangles", noted)
-    monkeypatch.setattr(plane_rectangles, "counts_on_host", lambda s: True)
+    monkeypatch.setattr(planes, "counts_on_host", lambda s: True)
     monkeypatch.setattr(rectangles, "CALLS", 1)
     monkeypatch.setattr(conv, "on_rows", lambda *given: False)
     monkeypatch.setattr(scaled_dot_product, "backend", lambda call: "padded")

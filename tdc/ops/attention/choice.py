@@ -1,16 +1,12 @@
-"""The choice of what runs attention within rows.
+"""The choice of the backend of attention within rows.
 
-    backend    runs on                  what it is                                     where
-    rows       CPU                      a fused SDPA for each example                  `cpu`, in the operator
-    weights    CPU, dropout, a mask that learns, values   the weights of each example      `weights`, in the operator
-               of another size than keys
-    flash      CUDA, half precision     torch's flash kernel for packed rows           `flash`, in the operator
-    efficient  CUDA, what flash has not: single precision, head sizes, causal rows of     `efficient`, in the
-               other lengths            torch's memory-efficient kernel                operator
-    flex       CUDA, a mask or a function of scores inside a graph: flex_attention with   `flex`, in the graph
-               a mask of documents
-    padded     everything, a function of scores on CPU, derivatives in a direction: SDPA   `padded`, `near`, in the
-               of a rectangle, or of a few                                                 graph
+    rows       CPU: a fused SDPA for each example
+    weights    CPU with dropout, a mask that requires grad or values of another size than keys: weights by example
+    flash      CUDA, half precision: torch's flash kernel for packed rows
+    efficient  CUDA, what flash lacks (single precision, head sizes, causal rows of other lengths): torch's
+               memory-efficient kernel
+    flex       CUDA, a mask or a function of scores in a graph: flex_attention with a mask of documents
+    padded     everything else, such as functions of scores on CPU and forward mode: SDPA of a rectangle, or of a few
 
 Invariants: all backends give the same numbers; the choice reads metadata, and neither times nor data.
 """
@@ -29,22 +25,18 @@ FLEX_HEADS = range(16, 257)  # head sizes of flex_attention's kernels
 
 
 class Call(NamedTuple):
-    """What the choice of a backend depends on.
+    """The facts of a call that choose its backend.
 
     Args:
         device: its type.
         sizes: head sizes of queries and of values.
-        causal: the i-th query attends to keys up to the i-th.
         same_rows: queries and keys share one structure.
-        masked: there is a mask.
-        learns: the mask wants a gradient.
-        score_mod: there is a function of scores.
-        dropout: of attention weights.
+        learns: the mask requires grad.
         flash_head: the largest head size of the device's flash kernel.
         efficient: the device has the memory-efficient kernel for the dtype.
-        windowed: queries see keys near to them alone, which backends but "flash" have as a mask.
         fuses: traced into a graph, under no transform of `torch.func`, with more than zero queries and keys.
-        moves: a derivative in a direction is taken, which operators of packed rows have not.
+        windowed: queries see near keys alone; only "flash" takes that without a mask.
+        moves: there are forward-mode tangents, which operators of packed rows do not take.
     """
 
     device: str
@@ -64,7 +56,7 @@ class Call(NamedTuple):
 
 
 def backend(c: Call) -> Literal["rows", "weights", "flash", "efficient", "flex", "padded"]:
-    """What runs a call."""
+    """The backend of a call."""
     size, value_size = c.sizes
     if c.moves:
         return "padded"

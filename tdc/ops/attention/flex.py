@@ -6,8 +6,7 @@ All rows lie behind one another in one sequence, of which a query sees the keys 
 of keys both ascend, so a block of queries needs a block of keys only if their first and last rows overlap: the table of
 blocks comes from the row of each position, and no (N, M) mask is ever made. A mask is read where the kernel needs it.
 
-Outside a graph flex_attention makes all scores (H, N, M), and it has no rule for `torch.func`; whoever calls this has
-chosen it for a graph.
+For graphs only: outside one flex_attention makes all scores (H, N, M), and it has no rule for `torch.func`.
 
 Invariants: exact for every length but totals of zero; a query without any key to attend to gives 0.
 """
@@ -64,7 +63,7 @@ def flex_rows(
 
 
 def reader(mask: Tensor | NestedTensor, q: Tensor, q_rows: Structure, k_rows: Structure) -> Callable[..., Tensor]:
-    """What is added to the score of each pair, by row, head, position of the query and position of the key.
+    """A function of row, head and positions of query and key: what the mask adds to the score of a pair.
 
     Pairs of other rows, which no query sees, read another number of the mask.
     """

@@ -3,13 +3,8 @@
     varlen_attention   q (N, H, D), k and v (M, G, D), structures of both   what everything else calls
     F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
-Rows stay packed where a kernel takes them so: for each example on CPU, a fused SDPA or the weights themselves; torch's
-flash kernel, its memory-efficient one and flex_attention on CUDA (`choice` has the list and chooses by metadata alone).
-Where none applies rows are padded, which needs the longest length and gives the same numbers; in eager calls rows of
-near lengths share a rectangle.
-
-A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
-with two ragged dims.
+Rows stay packed where a kernel takes them so; `choice` has the list. Elsewhere rows are padded, which needs the
+longest length and gives the same numbers. A mask has one of the forms in `masks`.
 
     B rows, L and M longest queries and keys, H heads, G heads of keys, D features
 
@@ -70,7 +65,7 @@ def varlen_attention(
         mask: bool, True attends, or added to the scores. Dense, broadcastable to `(B, H, Lq, Lk)` and at least as large
             as the longest rows, or a NestedTensor `(B, -1, -1)` or `(B, H, -1, -1)`.
         score_mod: `score_mod(score, b, h, i, j) -> score`, pointwise in tensors that broadcast: the scaled scores of
-            all pairs, and row, head, position of the query and of the key. What it learns it reads by index.
+            all pairs, and row, head, position of the query and of the key. Index learned tensors: `slopes[h]`.
         window: a query attends to keys that are less than so many positions away.
 
     Raises:
@@ -151,7 +146,7 @@ def check_call(
 def call_of(
     q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How, window: int | None = None
 ) -> Call:
-    """What the choice of a backend depends on."""
+    """The facts of a call that choose its backend."""
     call = Call(
         q.device.type, q.dtype, (q.shape[-1], v.shape[-1]), how.causal, k_rows.offsets is q_rows.offsets,
         how.mask is not None, how.mask is not None and how.mask.requires_grad, how.score_mod is not None,
@@ -159,12 +154,8 @@ def call_of(
     )  # fmt: skip
     if not q.is_cuda:
         return call
-    return call._replace(flash_head=largest_head(q.device), efficient=runs(q.device, q.dtype), fuses=fuses(q, k))
-
-
-def fuses(q: Tensor, k: Tensor) -> bool:
-    """Whether flex_attention becomes a kernel here: in a graph that differentiates it, of more than nothing."""
-    return not (eager() or under_transform() or is_zero(q.shape[0]) or is_zero(k.shape[0]))
+    fuses = not (eager() or under_transform() or is_zero(q.shape[0]) or is_zero(k.shape[0]))
+    return call._replace(flash_head=largest_head(q.device), efficient=runs(q.device, q.dtype), fuses=fuses)
 
 
 def longest_bound(rows: Structure, total: int) -> int:
