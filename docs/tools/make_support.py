@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tdc.core.rules import CLASS_NAMES, KINDS, MODES
 from tdc.ops import RULES, Rule
-from tdc.ops.alias import ALIASES
+from tdc.ops.install import ALIASES
 
 PAGE = Path(__file__).parents[1] / "support.md"
 peers = runpy.run_path(str(Path(__file__).with_name("peers.py")))

@@ -46,11 +46,7 @@ def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
 
 
 def with_front(method: str, v: Any, k: int, size: Sequence[int]) -> Any:
-    """A leaf whose first k dims have other sizes.
-
-    Of a padded leaf the sizes alone do not tell: where the longest row has one element, (3, 1) as (3, 1, 1) could have
-    its ragged dim at either 1.
-    """
+    """A leaf whose first k dims have other sizes. A ragged dim of a padded one may be 1 long, too."""
     if len(size) == 1 and k > 1 and isinstance(v, (NestedTensor, MaskedBatch)):
         return v.flatten(0, k - 1)
     if not isinstance(v, MaskedBatch) or v.ragged_dims[0] < k:

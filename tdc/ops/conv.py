@@ -26,8 +26,18 @@ from tdc.core.kept import kept_for_ints
 from tdc.core.operators import unserved
 from tdc.core.typing import Op
 from tdc.kernels.convolution.operator import convolve
-from tdc.ops.planes import Planes, Span, expect_batch, measured, on_rectangles, plane_rows, sizes_after
-from tdc.ops.spatial import kernel_text, reach, spatial
+from tdc.ops.planes import (
+    Planes,
+    Span,
+    expect_batch,
+    kernel_text,
+    measured,
+    on_rectangles,
+    plane_rows,
+    reach,
+    sizes_after,
+    spatial,
+)
 from tdc.ragged.nested import NestedTensor
 
 

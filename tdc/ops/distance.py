@@ -25,8 +25,7 @@ from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, 
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.typing import Op
 from tdc.ops.batch import along
-from tdc.ops.einsum import in_rectangles
-from tdc.ops.letters import Term, check_letters, joined, kinds_of
+from tdc.ops.einsum import Term, check_letters, in_rectangles, joined, kinds_of
 from tdc.ops.linalg import beside, no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
@@ -74,12 +73,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Ragged | Tensor:
 
 
 def of_pairs(op: Op, run: Op, along_ragged: Op, x1: Any, x2: Any, dim: int, keepdim: bool = False) -> Ragged | Tensor:
-    """A function of two operands along one dim.
-
-    Args:
-        run: `(a, b, axis)` of data along a static dim.
-        along_ragged: `(dim)`, the same of the operands along a ragged dim, made of other operations.
-    """
+    """A function of two operands along one dim: `run(a, b, axis)` of data, or `along_ragged(dim)` of the operands."""
     like = widest_of(op, x1, x2)
     d = normal_dim(dim, like.ndim, op)
     if d == like._batch_dim:
@@ -114,11 +108,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Ragged:
 
 
 def cross(input: Any, other: Any, dim: int | None = None) -> Ragged:
-    """Without a dim along the first static one of size 3, which a batch of three examples is not.
-
-    Raises:
-        UnsupportedError: a ragged dim is in front of that; torch would choose it for examples of length 3.
-    """
+    """Without a dim along the first static one of size 3; refused behind a ragged dim, which torch might choose."""
     like = widest_of(torch.cross, input, other)
     fixed = [d for d in range(like.ndim) if d != like._batch_dim and d not in like.ragged_dims and like.shape[d] == 3]
     if dim is None and fixed and fixed[0] > like.ragged_dims[0]:
@@ -238,9 +228,7 @@ def diagflat(input: Any, offset: int = 0) -> Ragged:
 def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     """Of the rows of examples that are matrices (n, observations), or of examples that are vectors.
 
-    Raises:
-        UnsupportedError: observations with weights, or a ragged number of rows: of one row torch gives a number.
-        ShapeError: examples of more dims.
+    A ragged number of rows is refused: of one row torch gives a number.
     """
     if fweights is not None or aweights is not None:
         hint = "repeat the observations, or loop over x.unbind()"

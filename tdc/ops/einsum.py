@@ -6,8 +6,9 @@
     "bld,bmd->blm"  ragged by ragged              likewise; two ragged dims come back
     "bld,ble->bde"  outer products, summed        likewise
 
-A letter names a dim of the logical shape. Packed values are used where the product of one position is no larger than
-its factors or the result; elsewhere operands are padded, multiplied and packed again.
+A letter names a dim of the logical shape: the batch letter, a ragged one or a static one, of one kind in all operands.
+Packed values are used where the product of one position is no larger than its factors or the result; elsewhere
+operands are padded, multiplied and packed again.
 
 Invariants: padding is 0 and meets 0 only, so NaN and infinities of one example stay there; a ragged letter keeps its
 batch letter; nothing is read on the host but the number of elements of a result with new ragged dims.
@@ -22,7 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.core.errors import DtypeError, message
+from tdc.core.asserts import require
+from tdc.core.dynamo import known
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.layout.padding import pack_rows, pad_rows
@@ -36,23 +39,146 @@ from tdc.layout.segments import (
     total_of,
 )
 from tdc.layout.structure import Structure, remember, require_same
-from tdc.ops.letters import (
-    Term,
-    check_letters,
-    check_result,
-    joined,
-    kinds_of,
-    parse,
-    ragged_of,
-    sizes_by_letter,
-    without_ones,
-)
+from tdc.ops.pointwise import mixed
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
-from tdc.ragged.nested import build_nested
-from tdc.ragged.storage import Ragged, is_ragged
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.storage import Ragged, is_ragged, ragged_sizes
+
+# -- letters
+
+
+class Term(NamedTuple):
+    """An operand with one letter for each dim of its logical shape."""
+
+    dims: str
+    x: Any
+
+
+def parse(equation: str, operands: tuple[Any, ...]) -> tuple[list[Term], str]:
+    """Operands with their letters, and the letters of the result; a ShapeError for what is no such equation."""
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    inputs = left.split(",")
+    if len(inputs) != len(operands):
+        got = f"{len(inputs)} in {equation!r} for {len(operands)} operands"
+        raise ShapeError(message("einsum", "one group of letters for each operand", got, hint="part them with commas"))
+    widths = [x.ndim - len(dims.replace("...", "")) for dims, x in zip(inputs, operands, strict=True)]
+    wrong = {
+        f"operand {i}, {dims!r}": describe(x)
+        for i, (n, dims, x) in enumerate(zip(widths, inputs, operands, strict=True))
+        if n < 0 or (n > 0 and "..." not in dims)
+    }
+    if wrong:
+        hint = "letters speak of the logical shape: the batch and ragged dims count"
+        raise ShapeError(message("einsum", "one letter for each dim", f"{equation!r}", wrong, hint))
+    most = max(widths, default=0)
+    dots = "".join([c for c in string.ascii_letters if c not in equation][:most])
+    named = [dims.replace("...", dots[most - n :]) for dims, n in zip(inputs, widths, strict=True)]
+    letters = "".join(named)
+    if not arrow:
+        out = dots + "".join([c for c in sorted(set(letters)) if c not in dots and letters.count(c) == 1])
+    out = out.replace("...", dots)
+    odd = [c for c in letters + out if c not in string.ascii_letters]
+    if odd or len(set(out)) < len(out) or not set(out) <= set(letters):
+        hint = "letters of the result are letters of operands, each once"
+        raise ShapeError(message("einsum", "an equation such as 'bld,de->ble'", f"{equation!r}", hint=hint))
+    return [Term(dims, x) for dims, x in zip(named, operands, strict=True)], out
+
+
+def joined(terms: list[Term]) -> str:
+    """The letters of all operands."""
+    return "".join([t.dims for t in terms])
+
+
+def ragged_of(t: Term) -> str:
+    """The ragged letters of a batch."""
+    return "".join([t.dims[d] for d in t.x.ragged_dims])
+
+
+def listed(terms: list[Term]) -> dict[str, str]:
+    """Operands with their letters, for a message."""
+    return {f"operand {i}, {t.dims!r}": describe(t.x) for i, t in enumerate(terms)}
+
+
+def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
+    """All ragged letters, and the batch letter."""
+    if not batches:
+        return "", ""
+    first = batches[0].x
+    for t in batches[1:]:
+        if type(t.x) is not type(first):
+            raise mixed(op, first, t.x)
+    letters = [t.dims[t.x._batch_dim] for t in batches]
+    ragged = "".join(dict.fromkeys("".join([ragged_of(t) for t in batches])))
+    if len(set(letters)) > 1 or letters[0] in ragged:
+        got = " and ".join([repr(letter) for letter in dict.fromkeys(letters)])
+        hint = "name the batch dims by one letter, as in 'bld,bmd->blm'"
+        raise StructureError(message(op, "one letter for the batch", got, listed(batches), hint))
+    return ragged, letters[0]
+
+
+def without_ones(t: Term, letters: str, exact: str) -> Term:
+    """A dense operand without those of its dims that only broadcast over examples and their positions."""
+    x, dims = t.x, t.dims
+    for c in [c for c in letters if c not in exact]:
+        while c in dims and known(x.shape[dims.index(c)] == 1):
+            x, dims = x.select(dims.index(c), 0), dims.replace(c, "", 1)
+    return Term(dims, x)
+
+
+def check_letters(op: Op, terms: list[Term], ragged: str, batch: str, exact: str) -> None:
+    """Every letter has one kind and one size."""
+    sizes: dict[str, Any] = {}
+    for t in terms:
+        own = ragged_of(t) if is_ragged(t.x) else ""
+        wrong = [c for c in ragged if c in t.dims and c not in own]
+        twice = [c for c in own + batch if t.dims.count(c) > 1]
+        if wrong or twice:
+            got = f"{t.dims!r} for {describe(t.x)}"
+            expected, hint = f"letter {[*twice, *wrong][0]!r} once in an operand", "x.diagonal(0, 1, 2) of a pair map"
+            if wrong:
+                expected = f"letter {wrong[0]!r} on ragged dims only"
+                hint = "pack that operand along the same dim, or pad the batch with x.to_padded()"
+            raise StructureError(message(op, expected, got, hint=hint))
+        for c, n in zip(t.dims, t.x.shape, strict=True):
+            if c in own:
+                continue
+            size = sizes.setdefault(c, n)
+            if known(size != n) and (c in exact or (size != 1 and n != 1)):
+                hint = "a dim that two operands share, as summed and batch dims are, has one size"
+                raise ShapeError(message(op, f"one size for dim {c!r}", f"{size} and {n}", listed(terms), hint))
+            sizes[c] = n if known(size == 1) else size
+
+
+def check_result(op: Op, out: str, ragged: str, batch: str) -> None:
+    """A result has its ragged dims side by side, and the batch they belong to."""
+    at = [i for i, c in enumerate(out) if c in ragged]
+    if at and batch not in out:
+        hint = "sum over the ragged dim as well, or keep the batch dim"
+        raise ShapeError(message(op, f"ragged dims with the batch, {batch!r}", f"a result {out!r}", hint=hint))
+    if at and [c for c in out[at[0] : at[-1] + 1] if c != batch] != [out[i] for i in at]:
+        got, hint = f"a result {out!r}", "name ragged dims next to each other"
+        raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
+
+
+def sizes_by_letter(op: Op, batches: list[Term]) -> dict[str, Tensor]:
+    """The sizes that examples have along each ragged letter, (B,); equal in all operands that have it."""
+    found: dict[str, tuple[Tensor, Any, int]] = {}
+    text = message(op, "rows of equal lengths", "others", hint="build both from one structure, e.g. x.with_values(y)")
+    for t in batches:
+        sizes = ragged_sizes(t.x)
+        source = t.x._structure.offsets if isinstance(t.x, NestedTensor) else sizes
+        for r, c in enumerate(ragged_of(t)):
+            first, other, column = found.setdefault(c, (sizes[:, r], source, r))
+            if other is not source or column != r:
+                require((first == sizes[:, r]).all(), text)
+    return {c: column for c, (column, _, _) in found.items()}
+
 
 Run = Callable[[list[Term], str], Tensor]
+
+
+# -- sums of products
 
 
 def einsum(equation: str, *operands: Any) -> Ragged | Tensor:
@@ -76,23 +202,10 @@ def join(a: Term, b: Term, needed: str) -> Term:
     return Term(dims, contract(torch.einsum, [a, b], dims))
 
 
-# -- the engine
-
-
 def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | Tensor:
-    """The sum over all letters that `out` lacks of the product of one or two operands.
+    """The sum over all letters that `out` lacks of the product of one or two operands, dims in the order of `out`.
 
-    Args:
-        exact: letters of which size 1 does not broadcast.
-
-    Returns:
-        A batch where a ragged letter is in `out`, else a dense tensor; dims in the order of `out`.
-
-    Raises:
-        ShapeError: sizes of one letter differ; a ragged letter is lost from its batch letter, or from its neighbour.
-        StructureError: one letter is ragged here and static there, or lengths differ.
-        UnsupportedError: a NestedTensor meets a MaskedBatch.
-        DtypeError: a sum of products of bools, which torch has none of.
+    A batch where a ragged letter is in `out`, else a dense tensor. Letters in `exact` do not broadcast from size 1.
     """
     if any([c not in out for t in terms for c in t.dims]):
         terms = summable(op, terms)
@@ -120,7 +233,7 @@ def summable(op: Op, terms: list[Term]) -> list[Term]:
 
 
 def summed_alone(op: Op, terms: list[Term], out: str, ragged: str) -> list[Term]:
-    """Ragged letters that one operand has alone, and the result lacks, are summed there: padding would meet values."""
+    """Operands without ragged letters that neither the other nor the result has: padding would meet values there."""
     done = []
     for i, t in enumerate(terms):
         needed = out + joined([*terms[:i], *terms[i + 1 :]])
@@ -157,20 +270,15 @@ def of_nested(op: Op, terms: list[Term], out: str, batch: str) -> Ragged | Tenso
     if summed:
         y = multiply(ready, packed + out.replace(batch, ""))
         return reduce_rows(y, s, "sum", 0).movedim(0, out.index(batch))
-    new_out = in_packed(out, letters, batch, packed)
+    new_out = out.replace(batch, "").replace(letters, packed)
     y = multiply(ready, new_out)
     return build_nested(s.moved(new_out.index(packed), out.index(batch)), y) if kept else y
-
-
-def in_packed(dims: str, letters: str, batch: str, packed: str) -> str:
-    """Letters of the logical shape as letters of packed values."""
-    return dims.replace(batch, "").replace(letters, packed)
 
 
 def as_packed(t: Term, s: Structure, total: int, batch: str, letters: str, packed: str) -> Term:
     """An operand beside packed values: a batch its own, a dense one as it is, or spread from examples to positions."""
     if is_ragged(t.x):
-        return Term(in_packed(t.dims, letters, batch, packed), t.x._values)
+        return Term(t.dims.replace(batch, "").replace(letters, packed), t.x._values)
     if batch not in t.dims:
         return t
     return Term(packed + t.dims.replace(batch, ""), spread(t.x.movedim(t.dims.index(batch), 0), s, total))
@@ -198,7 +306,12 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
     kept = "".join([c for c in out if c in sizes])
     owner = next((t.x for t in batches if ragged_of(t) == kept), None)
     if isinstance(batches[0].x, MaskedBatch):
-        y = run([alike_padded(t, batches) if is_ragged(t.x) else t for t in terms], out)
+        widths = {c: n for dims, x in reversed(batches) for c, n in zip(dims, x.data.shape, strict=True)}
+        def alike(t: Term) -> Term:
+            """A padded batch, 0 in padding, in a rectangle of the sizes that the first operand with its letters has."""
+            return Term(t.dims, in_rectangle(t.x, [widths[c] for c in ragged_of(t)]).filled(0))
+
+        y = run([alike(t) if is_ragged(t.x) else t for t in terms], out)
         if not kept:
             return y
         lengths = torch.stack([sizes[c] for c in kept], 1) if owner is None else owner.lengths
@@ -212,12 +325,6 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
     s, total = result_structure(kept, owner, sizes, bounds, batches)
     at = out.replace(batch, "").index(kept[0])
     return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
-
-
-def alike_padded(t: Term, batches: list[Term]) -> Term:
-    """A padded batch, 0 in padding, whose ragged letters have the sizes that the first operand with them has."""
-    sizes = {c: n for dims, x in reversed(batches) for c, n in zip(dims, x.data.shape, strict=True)}
-    return Term(t.dims, in_rectangle(t.x, [sizes[c] for c in ragged_of(t)]).filled(0))
 
 
 def bounds_of(batches: list[Term]) -> dict[str, Bound]:
@@ -234,8 +341,7 @@ def bounds_of(batches: list[Term]) -> dict[str, Bound]:
 def result_structure(
     kept: str, owner: Any, sizes: dict[str, Tensor], bounds: dict[str, Bound], batches: list[Term]
 ) -> tuple[Structure, int]:
-    """The structure of a result with ragged letters, and its packed size: those of the operand that has the letters, or
-    new ones."""
+    """The structure and packed total of a result: those of the operand that has its ragged letters, or new ones."""
     if owner is not None:
         return owner._structure, owner._values.shape[owner._structure.packed_dim]
     s = structure_of_sizes(torch.stack([sizes[c] for c in kept], 1), tuple([bounds[c].size for c in kept]))
@@ -246,10 +352,7 @@ def result_structure(
 
 
 def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
-    """A batch as a rectangle (batch, ragged dims, others), 0 where there is nothing.
-
-    Operands that share a letter get the rectangle of the first; their lengths are equal, their bounds may differ.
-    """
+    """A batch as a rectangle (batch, ragged dims, others) of the bounds of the first operand with its letters."""
     s, letters = t.x._structure, ragged_of(t)
     found = [bounds[c] for c in letters]
     foreign = any([b.extent is not s.extent or b.column != r for r, b in enumerate(found)])

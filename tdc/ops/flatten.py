@@ -115,10 +115,7 @@ def joined(sizes: Sequence[Any], inside: list[bool], times: int) -> list[Any]:
 
 
 def in_front(values: Tensor, offsets: Tensor, axis: int) -> Tensor:
-    """A static dim and the packed axis behind it as one: all positions of an example for each of its entries in turn.
-
-    Shapes: values (*S0, F, N, *S1), offsets (B+1,) of N -> (*S0, F * N, *S1).
-    """
+    """A static dim and the packed axis behind it as one: (*S0, F, N, *S1) -> (*S0, F * N, *S1)."""
     count, lengths = values.shape[axis], offsets.diff()
     sizes = torch.stack([lengths, torch.full_like(lengths, count)], 1)
     turned = Structure(offsets * count, sizes, None, axis, 0, 2)
@@ -145,14 +142,11 @@ def flatten_masked(x: MaskedBatch, first: int, last: int) -> MaskedBatch:
 
 
 class Tracks(NamedTuple):
-    """Where the positions of each example are in two rectangles, a line and one of several dims.
-
-    Shapes: plane, real (B, L); line, keep (B, *widest).
+    """Positions of each example in two rectangles, a line (B, L) and one of several dims (B, *widest).
 
     Attributes:
-        plane: for each position of the line the one of the other rectangle, in which rows lie one behind another.
-        line: the other way.
-        real, keep: which positions are real.
+        plane, real: for each position of the line the one in the flat other rectangle, and which are real.
+        line, keep: the other way.
     """
 
     plane: Tensor
@@ -290,12 +284,7 @@ def into_several(x: Ragged, d: int, like: Any) -> Ragged:
 
 
 def sizes_for(x: Ragged, like: Any) -> Tensor:
-    """The sizes (B, R) that a batch of the same container has, or a tensor of them.
-
-    Raises:
-        StructureError: another container, number of examples, or a batch with one ragged dim.
-        DtypeError, ShapeError: a tensor that is not int64, or not (B, R) with R of at least 2.
-    """
+    """The sizes (B, R), R of at least 2, of a batch of the same container, or a tensor of them."""
     rows = x.batch_size[0]
     if not is_ragged(like):
         check_sizes(like, None, rows, "unflatten")

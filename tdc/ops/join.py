@@ -1,4 +1,4 @@
-"""Joining ragged batches: stack and cat.
+"""Joining batches: stack and cat.
 
 Along the batch examples follow examples; along the ragged dim each example goes on in its partner. `stack` adds a
 static dim, so its operands have one structure; `tdc.pack` makes a batch of rows that differ.
@@ -16,7 +16,20 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.container import dims_of
+from tdc.core.errors import (
+    DtypeError,
+    ShapeError,
+    StructureError,
+    TdcError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+    op_name,
+    show_sizes,
+)
+from tdc.core.keys import show
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.layout.segments import (
@@ -29,13 +42,17 @@ from tdc.layout.segments import (
     strides,
     structure_of_sizes,
     tell,
-)  # fmt: skip
+)
 from tdc.layout.spans import gather_spans, take_spans
 from tdc.layout.structure import Structure, extent_of, remember
+from tdc.ops.batch import PLAIN
 from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, axis_of, data_of, fitted, with_data
+from tdc.tensordict.indexing import twin_of
+from tdc.tensordict.storage import Leaves, same_size, together
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
@@ -209,5 +226,81 @@ def named_axis(impl: Op) -> Op:
     return run
 
 
-define(torch.stack, "join", ragged=named_axis(stack))
-define(torch.cat, "join", ragged=named_axis(cat))
+# -- TensorDict, along batch dims; leaves that share a ragged structure share one in the result
+
+
+def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
+    tds = same_kind("stack", tensors, TensorDict)
+    first = tds[0]
+    d = normal_dim(dim, dims_of(first) + 1, "stack")
+    same_size("stack", *tds)
+    leaves = join_leaves(torch.stack, tds, d)
+    size = first.batch_size
+    return build_td(leaves, first._nodes, torch.Size([*size[:d], len(tds), *size[d:]]), first.device)
+
+
+def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
+    tds = same_kind("cat", tensors, TensorDict)
+    first = tds[0]
+    d = normal_dim(dim, dims_of(first), "cat")
+    sizes = [tuple(td.batch_size) for td in tds]
+    before, after = sizes[0][:d], sizes[0][d + 1 :]
+    wrong = {f"operand {i}": show_sizes(z) for i, z in enumerate(sizes) if z[:d] != before or z[d + 1 :] != after}
+    if wrong:
+        expected = f"batch sizes like {list(sizes[0])} but for dim {d}"
+        raise ShapeError(message("cat", expected, f"{len(wrong)} others", wrong, "index them"))
+    leaves = join_leaves(torch.cat, tds, d)
+    return build_td(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
+
+
+def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
+    """`torch.stack` or `torch.cat` of the leaves at each path. The error for leaves that differ names every path."""
+    try:
+        known: list[tuple[list[Any], Any]] = []
+        return {p: join_group(join, group, dim, known) for p, group in together(op_name(join), *tds)}
+    except PLAIN as error:
+        if type(error) not in PLAIN:
+            raise
+        raise misfit(join, tds, dim, error) from error
+
+
+def join_group(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[Any], Any]]) -> Any:
+    """Leaves join_group. Of ragged ones that share their structures with others, known by now, also the result does."""
+    if isinstance(group[0], Tensor):
+        return join(group, dim)
+    xs = list(group)  # Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)
+    if not all([isinstance(x, (NestedTensor, MaskedBatch)) for x in xs]):
+        return join(xs, dim)
+    twin = twin_of(xs, known)
+    if twin is None:
+        known.append((xs, join(xs, dim)))
+        return known[-1][1]
+    if join is torch.cat and dim == 0 and isinstance(twin, NestedTensor) and twin.structure.batch_dim == 0:
+        return build_nested(twin.structure, torch.cat([x.values for x in xs], twin.structure.packed_dim))
+    return join(xs, dim)._with_structure_of(twin)
+
+
+def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> TdcError:
+    """The error for leaves that do not go together."""
+    groups = {show(p): group for p, group in together(op_name(join), *tds)}
+    devices = {p: list(dict.fromkeys([f"{v.device}" for v in group])) for p, group in groups.items()}
+    apart = {p: " and ".join(found) for p, found in devices.items() if len(found) > 1}
+    if apart:
+        expected, hint = "leaves on one device for each key", "td.to(device) of one of them"
+        return StructureError(message(join, expected, f"{len(apart)} that differ", apart, hint))
+    wrong = {}
+    for path, group in groups.items():
+        kinds = [(not isinstance(v, Tensor), v.ndim, list(v.shape)) for v in group]
+        if join is torch.cat:
+            kinds = [(ragged, n, [*z[:dim], *z[dim + 1 :]]) for ragged, n, z in kinds]
+        if any([kind != kinds[0] for kind in kinds]):
+            wrong[path] = " and ".join(dict.fromkeys([describe(v) for v in group]))
+    got, hint = "others", f"torch: {first_line(error)}"
+    if wrong:
+        got = f"{len(wrong)} keys that differ"
+        hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"
+    return ShapeError(message(join, "leaves of one shape for each key", got, wrong, hint))
+
+
+define(torch.stack, "join", ragged=named_axis(stack), tensordict=named_axis(stack_tensordict))
+define(torch.cat, "join", ragged=named_axis(cat), tensordict=named_axis(cat_tensordict))

@@ -31,8 +31,7 @@ from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupporte
 from tdc.core.torch_functions import CALLED_BY
 from tdc.core.typing import Op
 from tdc.layout.segments import repeated
-from tdc.ops.einsum import contract
-from tdc.ops.letters import Term, joined
+from tdc.ops.einsum import Term, contract, joined
 from tdc.ops.rectangle import with_sizes
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, is_ragged
@@ -120,11 +119,7 @@ def check_inner(a: Any, b: Any) -> None:
 
 
 def on_examples(op: Op, dims: str, a: Any, b: Any) -> Ragged | Tensor:
-    """A product that torch has for operands of a fixed rank, for every example.
-
-    Args:
-        dims: letters of one example, such as "ij,jk->ik".
-    """
+    """A product of operands of a fixed rank, for every example; `dims` has its letters, such as "ij,jk->ik"."""
     left, right, out = dims.replace("->", ",").split(",")
     terms = [example(op, a, left), example(op, b, right)]
     return contract(op, terms, BATCH * (BATCH in joined(terms)) + out, exact=left + right + BATCH)

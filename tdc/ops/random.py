@@ -36,8 +36,7 @@ def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
 def gumbel_softmax_ragged(logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Any:
     """A draw from the softmax along a static or ragged dim; `hard` is one-hot, with the derivative of the soft one.
 
-    Args:
-        eps: taken as torch takes it, and without effect.
+    `eps` has no effect, as in torch.
     """
     data, d = data_of(logits), normal_dim(dim, logits.ndim, F.gumbel_softmax)
     if not data.is_floating_point():

@@ -1,12 +1,9 @@
 """Ragged batches as rectangles and back, inside a rule: for operations that have no form on packed values.
 
-    rectangle(x, fill)                 dense, of the logical dims, padded to the longest example
-    repacked(data, x)                  the real part of such a rectangle, with the structure of x
-    with_sizes(data, x, sizes, dims)   the same with other sizes
-    as_batch(data, x)                  a result for every position of a batch, 0 in padding
+Planes have more ways, see `planes`; lines along some of several ragged dims are in `partial_ragged`.
 
-Invariants: both are differentiable, and gather in both directions; no size is read from the data where the batch
-carries its longest length.
+Invariants: both ways are differentiable and gather, forward and backward; no size is read from the data where the
+batch carries its longest length.
 """
 
 from __future__ import annotations
@@ -24,10 +21,9 @@ from tdc.ragged.storage import Ragged
 
 
 def rectangle(x: Any, fill: float, padded: tuple[int, ...] | None = None) -> Tensor:
-    """The whole batch as a dense tensor of its logical dims, with `fill` where nothing is.
+    """The whole batch as a dense tensor of its logical dims, with `fill` in padding.
 
-    Args:
-        padded: sizes of the ragged dims of a NestedTensor, the longest ones if not given; no others for a MaskedBatch.
+    `padded` are sizes of the ragged dims of a NestedTensor, by default the longest ones.
     """
     if isinstance(x, MaskedBatch):
         return x.filled(fill)
@@ -39,7 +35,7 @@ def rectangle(x: Any, fill: float, padded: tuple[int, ...] | None = None) -> Ten
 
 
 def repacked(data: Tensor, x: Any) -> Ragged:
-    """The batch that a rectangle of the shape of `rectangle(x)` is, without what padding holds."""
+    """The real part of a rectangle of the shape of `rectangle(x)`, with the structure of x."""
     if isinstance(x, MaskedBatch):
         return cut_padding(x, data)
     s: Any = x.structure
@@ -50,10 +46,9 @@ def repacked(data: Tensor, x: Any) -> Ragged:
 
 
 def with_sizes(data: Tensor, x: Ragged, sizes: Tensor, dims: tuple[int, ...], total: int | None = None) -> Ragged:
-    """A batch of other ragged sizes `(B, R)`, along `dims` of a rectangle with the batch at its dim in x.
+    """The part of a rectangle with other ragged sizes `(B, R)`, along `dims`; the batch dim is that of x.
 
-    What lies outside the sizes is cut off. The packed total is read from the sizes where it is not given: one host read
-    in eager, an unbacked size in a graph.
+    A packed total that is not given is read from the sizes: one host read in eager, an unbacked size in a graph.
     """
     out = build_masked(data, sizes, dims, x._batch_dim, new_lengths=True)
     return cut_padding(out, data) if isinstance(x, MaskedBatch) else to_packed(out, total=total)
@@ -67,8 +62,7 @@ def as_batch(data: Tensor, x: Ragged) -> Ragged:
 def cut_padding(x: MaskedBatch, data: Tensor) -> MaskedBatch:
     """A result for every position of a rectangle as a batch: 0 in padding, so that no gradient comes from there.
 
-    Args:
-        data: may have more or fewer static dims behind the batch and the ragged dims.
+    It may have more or fewer static dims behind the batch and the ragged dims.
     """
     mask = x.mask
     if data.ndim != x.ndim:

@@ -27,10 +27,9 @@ from tdc.core.dynamo import hold, larger
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.rules import define, note_syncs, unsupported
-from tdc.ops.adaptive_pool import averaged, bins, taken
-from tdc.ops.planes import Span, measured, planes, resized
+from tdc.ops.planes import Span, each, fixed, kernel_text, measured, planes, reach, resized, spatial
+from tdc.ops.pool import averaged, bins, taken
 from tdc.ops.rectangle import repacked, with_sizes
-from tdc.ops.spatial import each, fixed, kernel_text, reach, spatial
 from tdc.ragged.storage import Ragged, is_ragged
 
 Taps = list[tuple[Tensor, Tensor | None]]
@@ -117,10 +116,9 @@ def check_mode(
 def steps(mode: str, own: Sequence[Tensor], spans: Sequence[Span]) -> list[Tensor | None]:
     """How far apart the positions of a result are along each dim, (B,); None where that follows from the sizes.
 
-    torch 2.13 forgets the scale where a size happens to stay: the dim is copied. On CPU its linear modes look at each
-    dim alone, and so does "nearest" of images of up to 128 rows and columns together, where a size that happens to
-    double repeats each element, too; images with channels innermost, which torch treats so whatever their size, are
-    taken as others. On other devices linear and cubic modes copy what keeps all its sizes.
+    torch 2.13 copies a dim whose size happens to stay, whatever the scale. On CPU linear modes do so by the dim, and so
+    does "nearest" of images of up to 128 rows and columns together, where a size that happens to double repeats each
+    element, too. On other devices linear and cubic modes copy what keeps all its sizes.
     """
     if all([isinstance(span.times, int) for span in spans]):  # scales that are whole say what the sizes say
         return [None] * len(own)
@@ -142,12 +140,10 @@ def steps(mode: str, own: Sequence[Tensor], spans: Sequence[Span]) -> list[Tenso
 
 
 def taps(mode: str, own: Tensor, target: Tensor, out: int, step: Tensor | None, align: bool, dtype: Any) -> Taps:
-    """Which elements of a row make the elements of its result, and their weights: (B, out) each.
+    """The elements of a row that make those of its result, and their weights: (B, out) each.
 
-    Args:
-        own, target: sizes of rows, before and after.
-        step: from one position to the next, (B,); None where it follows from the sizes.
-        dtype: of the elements; positions are as exact as torch computes them for it.
+    Rows have sizes `own` before and `target` after; `step` is as `steps` gives it. Positions are as exact as torch
+    computes them for the dtype of the elements.
     """
     fine = torch.float64 if dtype == torch.float64 and not mode.startswith("nearest") else torch.float32
     position = torch.arange(out, device=own.device, dtype=fine)
@@ -203,8 +199,7 @@ def grid_sample(
 ) -> Tensor:
     """Values at positions of each row's own plane: the grid is dense, and so is the result.
 
-    Positions become those of the rectangle. Zeros behind a row's end are its padding; other kinds of padding fold
-    positions into the row first.
+    Positions become those of the rectangle; padding other than zeros folds them into the row first.
     """
     n, align = input.ndim - 2, bool(align_corners)
     if not isinstance(grid, Tensor):
@@ -223,10 +218,10 @@ def grid_sample(
 
 
 def placed(grid: Tensor, own: Tensor, longest: int, mode: str, padding_mode: str, align: bool) -> Tensor:
-    """A grid along one dim that counts in the rectangle, of one that counts in each row.
+    """A grid along one dim of each row as one of the rectangle.
 
     Positions on an element are kinks, whose slope torch takes from one side. So a grid is scaled, which changes no
-    bit for a row as long as the rectangle, and only what is folded or rounded takes the way through its position.
+    bit for a row as long as the rectangle; only folded or rounded positions are computed anew.
     """
     less = int(align)  # with align_corners a grid counts between the middles of the first and the last element
     spread = larger(longest - less, 1)  # a row of one element has nothing between

@@ -48,11 +48,9 @@ def is_extreme(x: Tensor, extreme: Tensor) -> Tensor:
 
 
 def top(order: Tensor, begin: Any, k: int) -> Tensor:
-    """Positions within each example of its first `k` elements in order, (B, k, *D).
+    """Positions within each example of its first `k` elements in an order (N, *D): (B, k, *D).
 
-    Args:
-        order: index into dim 0 that sorts each example, (N, *D).
-        begin: first index of each example, (B, 1, ...), or 0 of a single one.
+    `begin` is the first index of each example, (B, 1, ...), or 0 for a single one.
     """
     ranks = begin + torch.arange(k, device=order.device).view(1, k, *[1] * (order.ndim - 1))
     shape = (ranks.shape[0], k, *order.shape[1:])
@@ -60,10 +58,7 @@ def top(order: Tensor, begin: Any, k: int) -> Tensor:
 
 
 def softmax(x: Tensor, s: Structure, log: bool) -> Tensor:
-    """Softmax or log-softmax of each example, (N, *D) -> (N, *D).
-
-    The maximum of each example is subtracted, and the sum of the exponentials divides.
-    """
+    """Softmax or log-softmax of each example, (N, *D) -> (N, *D)."""
     total = x.shape[0]
     shifted = x - spread(reduce_rows(x.detach(), s, "amax", -math.inf), s, total)
     sums = reduce_rows(shifted.exp(), s, "sum", 0)

@@ -75,8 +75,7 @@ def tile(x: Any, *dims: Any) -> Container:
 def as_other(method: str, op: Op, x: Any, other: Any) -> Container | Tensor:
     """`expand_as`, `view_as`, `reshape_as`: the sizes of another batch or tensor.
 
-    A dense tensor that is expanded broadcasts against the batch; of a TensorDict it has batch dims, and is extended
-    over the features of each leaf.
+    A dense tensor that is expanded broadcasts against a batch; as a TensorDict it is extended over features.
     """
     both: list[Any] = [x, other]
     if isinstance(x, Tensor) and method != "expand":

@@ -16,8 +16,7 @@ from tdc import MaskedBatch, NestedTensor, TensorDict
 from tdc.core.errors import op_name
 from tdc.core.rules import DISPATCH
 from tdc.ops import RULES
-from tdc.ops.alias import ALIASES
-from tdc.ops.install import CLASSES
+from tdc.ops.install import ALIASES, CLASSES
 from tdc.testing.batches import differences, tensors, unbuild
 
 

@@ -22,11 +22,7 @@ from tdc.ragged.storage import ragged_sizes
 
 
 def squared(mask: Any, q_sizes: Tensor, k_sizes: Tensor) -> Any:
-    """A ragged mask as (B, H or 1, -1, -1), with the sizes of queries and keys, (B, 1) each.
-
-    Raises:
-        StructureError: other ragged dims or sizes.
-    """
+    """A ragged mask as (B, H or 1, -1, -1), with the sizes of queries and keys, (B, 1) each."""
     hint = "one number for each pair: (B, -1, -1) or (B, H, -1, -1), sizes of queries, then of keys"
     if mask._batch_dim or mask.ndim not in (3, 4) or mask.ragged_dims != (mask.ndim - 2, mask.ndim - 1):
         raise StructureError(message("attention", "a mask with two ragged dims", describe(mask), hint=hint))

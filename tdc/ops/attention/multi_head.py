@@ -28,9 +28,8 @@ from tdc.kernels.attention.masks import causal_mask
 from tdc.kernels.attention.rectangle import How, attend_padded, attention_weights
 from tdc.layout.padding import pack_rows, pad_rows
 from tdc.layout.segments import longest
-from tdc.ops.attention.dense import alike
 from tdc.ops.attention.masks import as_dense
-from tdc.ops.attention.scaled_dot_product import require_paired, varlen_attention
+from tdc.ops.attention.scaled_dot_product import alike, require_paired, varlen_attention
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -117,8 +116,7 @@ def project(query: Tensor, key: Tensor, value: Tensor, a: Given) -> list[Tensor]
 def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """(B, -1, E) in either order of the first two dims -> the same, and weights or None.
 
-    Rectangles where weights are asked for, since they are what the result is made of, or keys are added. A result for
-    dense queries is dense, weights are ragged.
+    Rectangles where weights are asked for or keys are added. A result for dense queries is dense, weights are ragged.
     """
     (query, key, value), as_query = alike(query, key, value)
     a = Given(*args, **kwargs)
@@ -148,7 +146,10 @@ def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[An
     if a.need_weights:
         found = attention_weights(q, k, sizes, how)
         out = found @ v
-        weights = weights_batch(found.mean(1) if a.average_attn_weights else found, torch.cat(sizes, 1), packed)
+        found = found.mean(1) if a.average_attn_weights else found
+        ragged = found.ndim - 2, found.ndim - 1
+        weights = cut_padding(MaskedBatch(found, torch.cat(sizes, 1), ragged_dims=ragged), found)
+        weights = weights.to_packed() if packed else weights
     else:
         out = attend_padded(q, k, v, sizes, how)
     out = out.transpose(1, 2).flatten(2)
@@ -161,13 +162,6 @@ def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[An
 def features(x: Any) -> Tensor:
     """Packed values (N, E), or a rectangle (B, L, E)."""
     return x.values if isinstance(x, NestedTensor) else x.filled(0).movedim(x.batch_dim, 0)
-
-
-def weights_batch(weights: Tensor, sizes: Tensor, packed: bool) -> NestedTensor | MaskedBatch:
-    """Weights (B, L, M) or (B, H, L, M) as a batch with two ragged dims."""
-    ragged = weights.ndim - 2, weights.ndim - 1
-    out = cut_padding(MaskedBatch(weights, sizes, ragged_dims=ragged), weights)
-    return out.to_packed() if packed else out
 
 
 def mask_of(a: Given) -> Any:

@@ -15,6 +15,8 @@ lengths; a query without any key to attend to gives 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +37,10 @@ from tdc.kernels.attention.rectangle import How, ScoreMod, attend_padded, shared
 from tdc.layout.segments import longest, offsets_int32
 from tdc.layout.structure import Structure
 from tdc.ops.attention.choice import Call, backend
-from tdc.ops.attention.dense import alike
 from tdc.ops.attention.flex import flex_rows
 from tdc.ops.attention.masks import as_dense, operand
 from tdc.ops.attention.near import attend_rectangles
+from tdc.ops.join import as_rows
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, fitted, is_ragged
@@ -204,6 +206,35 @@ def require_paired(op: OpName, query: Any, key: Any) -> None:
     if count != keys:
         got, hint = f"{count} and {keys}", "pair the batches example by example"
         raise StructureError(message(op, "as many examples of queries as of keys", got, hint=hint))
+
+
+# -- dense queries or keys beside ragged ones, as rows of one length
+
+
+def alike(query: Any, key: Any, value: Any) -> tuple[list[Any], Callable[[Any], Any]]:
+    """Queries, keys and values in one container, and the way back: a result for dense queries is dense."""
+    parts = [query, key, value]
+    ragged = [x for x in parts if is_ragged(x) and len(x.ragged_dims) == 1]
+    if not ragged or len(ragged) == len(parts):
+        return parts, unchanged
+    made = [as_rows(x, ragged[0]) for x in parts]
+    if value is key:
+        made[2] = made[1]  # one object, as before
+    return made, unchanged if made[0] is query else partial(dense_of, query)
+
+
+def unchanged(out: Any) -> Any:
+    return out
+
+
+def dense_of(query: Tensor, out: Any) -> Tensor:
+    """A result for the rows of dense queries."""
+    if not isinstance(out, NestedTensor):
+        found: Tensor = out.data
+        return found
+    s, (ragged,) = out.structure, out.ragged_dims
+    rows = out.values.movedim(s.packed_dim, 0).unflatten(0, (query.shape[s.batch_dim], query.shape[ragged]))
+    return rows.movedim((0, 1), (s.batch_dim, ragged))
 
 
 def sdpa(
