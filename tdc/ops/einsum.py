@@ -307,6 +307,7 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
     owner = next((t.x for t in batches if ragged_of(t) == kept), None)
     if isinstance(batches[0].x, MaskedBatch):
         widths = {c: n for dims, x in reversed(batches) for c, n in zip(dims, x.data.shape, strict=True)}
+
         def alike(t: Term) -> Term:
             """A padded batch, 0 in padding, in a rectangle of the sizes that the first operand with its letters has."""
             return Term(t.dims, in_rectangle(t.x, [widths[c] for c in ragged_of(t)]).filled(0))

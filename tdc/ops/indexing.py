@@ -1,6 +1,6 @@
 """Reading and writing at positions: gather, scatter, index_select, index_add, index_put, take.
 
-This is about ragged batches, `batch_indexing` about TensorDicts, `masks` about ragged masks. A position counts within
+This is about ragged batches, `batch_dims` about TensorDicts, `masks` about ragged masks. A position counts within
 its example; `positions` says where it lies in storage, and the dense operation runs there. `index_add` and the like
 take one vector of positions for all examples, or, along the batch, examples of the source for examples of x.
 """

@@ -6,7 +6,7 @@
 Matrices lie in the last two dims, as torch has it. Where these are static, the operation runs on packed values. Square
 matrices whose size differs from example to example are put into one rectangle, with an identity matrix behind each of
 them: then determinant, inverse, factor and solution of an example are those of its own block, up to rounding.
-Decompositions that sort the whole spectrum have other numbers there, see `spectrum` and `square_matrices`.
+Decompositions that sort the whole spectrum have other numbers there, see `spectrum`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.torch_functions import is_handed_on
 from tdc.core.typing import Op
-from tdc.layout.padding import pad_rows
-from tdc.layout.segments import longest
+from tdc.layout.padding import pack_rows, pad_rows
+from tdc.layout.segments import longest, structure_of_sizes, tell, total_of
+from tdc.layout.structure import Structure
 from tdc.ops import spectrum
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
 from tdc.ops.positionwise import at_positions, ends_static
-from tdc.ops.rectangle import as_batch, rectangle, repacked
-from tdc.ops.square_matrices import back, beside_identity, squares, with_identity
+from tdc.ops.rectangle import as_batch, rectangle, repacked, with_sizes
+from tdc.ops.spectrum import along_rows
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, map_results, ragged_sizes, with_data, without_dims
 
 # -- matrices of static size
@@ -94,6 +95,66 @@ def beside(op: Op, like: Any, x: Any, count: int) -> Any:
 
 
 # -- square matrices of every size
+
+
+def require_square(op: Op, x: Any) -> None:
+    """A ShapeError where some ragged matrix is not square. Immediate on CPU, asynchronous on CUDA."""
+    sizes = ragged_sizes(x)
+    text = message(op, "square matrices", "one that is not", hint="x.sizes shows them")
+    require((sizes[:, 0] == sizes[:, 1]).all(), text, ShapeError)
+
+
+def squares(op: Op, x: Any) -> tuple[Tensor, Tensor]:
+    """Ragged square matrices in one rectangle (B, *S, L, L), 0 where there is nothing, and a mask (B, L) of that."""
+    require_square(op, x)
+    data = square_data(x)
+    return data, torch.arange(data.shape[-1], device=data.device) >= ragged_sizes(x)[:, :1]
+
+
+def square_data(x: Any) -> Tensor:
+    """Ragged matrices in square rectangles, 0 where there is nothing, the batch in front."""
+    if isinstance(x, MaskedBatch):
+        data, n = x.filled(0), min(x.shape[-2:])
+        return data[..., :n, :n].movedim(x.batch_dim, 0)
+    s = x._structure
+    n = longest(s)[0]
+    return pad_rows(x._values.movedim(s.packed_dim, 0), s, (n, n), cut=True).movedim((1, 2), (-2, -1))
+
+
+def with_identity(data: Tensor, beyond: Tensor) -> Tensor:
+    """Square matrices, each followed by an identity matrix."""
+    return data + torch.diag_embed(along_rows(beyond, data).to(data.dtype))
+
+
+def beside_identity(run: Op, data: Tensor, beyond: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A function whose result for a matrix followed by an identity matrix holds that for the matrix."""
+    return run(with_identity(data, beyond), *args, **kwargs)
+
+
+def back(out: Tensor, part: str, x: Any) -> Ragged | Tensor:
+    """A result for square rectangles as the batch it is, or as numbers."""
+    if part == "i":
+        return vectors(out, x)
+    if part and isinstance(x, MaskedBatch):
+        out = F.pad(out, (0, x.shape[-1] - out.shape[-1], 0, x.shape[-2] - out.shape[-2]))
+    out = out.movedim(0, x._batch_dim)
+    return repacked(out, x) if part else out
+
+
+def vectors(out: Tensor, x: Any) -> Ragged:
+    """Vectors (B, *S, L) of the sizes of ragged square matrices."""
+    if isinstance(x, MaskedBatch):
+        out = F.pad(out, (0, x.shape[-1] - out.shape[-1])).movedim(0, x.batch_dim)
+        return with_sizes(out, x, ragged_sizes(x)[:, :1], (out.ndim - 1,))
+    s, own = x._structure, vector_structure(x, out.shape[-1])
+    values = pack_rows(out.movedim(-1, 1), own, total_of(own))
+    return build_nested(own.moved(s.packed_dim, s.batch_dim), values.movedim(0, s.packed_dim))
+
+
+def vector_structure(x: NestedTensor, most: int) -> Structure:
+    """The structure of vectors (n,) for ragged square matrices (n, n), and the longest."""
+    own = structure_of_sizes(ragged_sizes(x)[:, :1], (most,))
+    return tell(own, [x._structure], lambda known: known[0][:, :1])
 
 
 def of_matrices(

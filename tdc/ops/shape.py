@@ -7,7 +7,7 @@
 Dims are those of the logical shape; the batch and the ragged dims may move among the others. A sequence of sizes speaks
 of all of them, with -1 or the size it has for the batch and for each ragged dim; `reshape` takes one -1 for all that is
 ragged in each example, too. What regroups the batch with others than static dims in front of it is an error.
-`batch_shape` has the same of TensorDicts.
+`batch_dims` has the same of TensorDicts.
 
 Invariants: static dims are regrouped as torch does it for each example; no copy that torch would not make for a dense
 tensor; lengths go along with their examples, and padding stays behind each, where no gradient comes from.

@@ -35,7 +35,6 @@ from tdc.core.signatures import run_named
 from tdc.core.typing import Op
 from tdc.layout.segments import row_ids
 from tdc.layout.structure import Structure, require_same
-from tdc.ops.batch import UNASKED
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inner_at, numbered
@@ -145,7 +144,7 @@ def along(op: Op, takes: Dims) -> Op:
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(input, TwoLevelTensor):
             raise DtypeError(message(op, "a TwoLevelTensor first", describe(input), hint="x.values has one level"))
-        kwargs = {name: a for name, a in kwargs.items() if name not in UNASKED}
+        kwargs = {name: a for name, a in kwargs.items() if name != "_stacklevel"}  # of torch.nn.functional
         dim = given_dim(args, kwargs, at, None if needs_dim else default)
         if op in PAIRED and ("other" in kwargs or isinstance(dim, (Tensor, Container))):
             return PAIRED[op](input, kwargs.get("other", dim))
