@@ -1,11 +1,9 @@
 """Shape operations and indexing on the batch dims of a TensorDict.
 
-    reshape and its kin      `x -> x.reshape(*new_batch, *features)` of each leaf
-    gather and its kin       an index, a mask or a source that is a tensor has batch dims and is extended over features;
-                             one that is a TensorDict has an entry for each feature, such as the indices of `argsort`
+An index, a mask or a source that is a tensor has batch dims and is extended over features; one that is a TensorDict
+has an entry for each feature, such as the indices of `argsort`.
 
-Invariants: no copy that torch would not make for the dense tensor; features of leaves are never regrouped; a result of
-data-dependent size is looked up once for all leaves, and `nonzero`, whose size differs from leaf to leaf, is refused.
+Invariants: no copy that torch would not make for the dense tensor; features of leaves are never regrouped.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Operations with channels as dim 1: batch, group, instance and local response norm, prelu, dropout of whole channels.
 
 Statistics are those of real positions: of each example for group_norm and instance_norm, of the whole batch for
-batch_norm, whose running statistics see no padding either.
+batch_norm.
 
-    channels first    (B, C, -1, *S)    `Positions` sees it as (*P, C, R): packed P = (N,), padded P = (B, positions)
+    (B, C, -1, *S)    as `Positions` (*P, C, R): packed P = (N,), padded P = (B, positions)
 
-Invariants: padding holds zeros before and behind every step, so that it adds nothing and gets no gradient; the
-structure object is passed on.
+Invariant: padding holds zeros before and after every step, so that it adds nothing and gets no gradient.
 """
 
 from __future__ import annotations
@@ -172,10 +171,7 @@ def instance_norm(
     input: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Ragged:  # fmt: skip
-    """Each channel normalised over an example's positions; running statistics take the mean over examples.
-
-    Examples without positions have no mean, those of one position no variance.
-    """
+    """Each channel normalised over an example's positions; running statistics take the mean over examples."""
     one_dtype("instance_norm", input, weight, bias)
 
     def normalised(x: Any) -> Ragged:

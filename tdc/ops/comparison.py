@@ -1,7 +1,7 @@
 """Questions about whole batches, answered by one Python bool or int: equal, allclose, is_same_size, numel.
 
-Invariants: `equal` and `allclose` read the data on the host, so they are for eager code; `(a == b).all()` stays a
-tensor. Other containers, keys, sizes or lengths make batches unequal; they are no error.
+`equal` and `allclose` read the data on the host, so they are for eager code; `(a == b).all()` stays a tensor. Other
+containers, keys, sizes or lengths make batches unequal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""copy_: the one function that writes into memory that is already there.
-
-TensorDicts never change, but the memory of their leaves may be reused: a replay buffer, a cache of keys and values, a
-memory map. `copy_(buffer, step, index=i)` writes there and returns the buffer.
-
-Invariant: nothing else in the library writes into a tensor that it was given.
+"""copy_: the one function that writes into a tensor that it was given, as replay buffers and memory maps need it.
 """
 
 from __future__ import annotations
@@ -84,7 +79,7 @@ def numbers_of(dst: Any, index: Any) -> Any:
 
 
 def fit(dst: TensorDict, src: TensorDict, outer: int, inner: int) -> None:
-    """Leaves have the features of those that they are written into; all that do not are named."""
+    """A ShapeError unless leaves have the features of those that they are written into; all that do not are named."""
     wrong = {
         show(p): f"{describe(x)} into {describe(dst._leaves[p])}"
         for p, x in src._leaves.items()

@@ -1,13 +1,12 @@
 """Pairs of vectors: distances, similarities, cross products. Diagonals: of matrices, and matrices of them.
 
-    F.cosine_similarity(x, y, -1)     (B, -1, D), (B, -1, D) -> (B, -1)     F.pairwise_distance, linalg.vecdot likewise
+    F.cosine_similarity(x, y, -1)     (B, -1, D), (B, -1, D) -> (B, -1)
     F.cosine_similarity(x, y, 1)      over the ragged dim, (B, D)
     torch.cdist(x, y)                 (B, -1, D), (B, -1, D) -> (B, -1, -1), of other lengths as well
     torch.cdist(x, points)            (B, -1, D), (P, D) or (B, P, D) -> (B, -1, P)
     torch.diag_embed(x)               (B, -1) -> (B, -1, -1), and back with torch.diagonal(x, 0, 1, 2)
 
-Invariants: padding adds nothing to a sum; distances never go through a matrix product unless asked to, so that they do
-not depend on how many examples lie in one batch.
+Invariant: distances go through a matrix product only when asked to, so that they do not depend on the batch size.
 """
 
 from __future__ import annotations
@@ -181,10 +180,6 @@ def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Ragged:
     axes = [s.axis(d, x.ndim, "diagonal") for d in (d1, d2)]
     moved = s.moved(s.packed_dim - sum([a < s.packed_dim for a in axes]), s.batch_dim - len(ahead))
     return build_nested(moved, x.values.diagonal(offset, *axes))
-
-
-def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ragged:
-    return diagonal_of(A, offset, dim1, dim2)
 
 
 def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ragged:

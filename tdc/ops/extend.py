@@ -1,9 +1,6 @@
 """Rules for operations of others: a user's custom op, or a function of torch that has no row yet.
 
-A rule of a user is a row as every other: `__torch_function__` finds it, a compiled function inlines it, and
-`tdc.testing.check_rule` proves it. It is listed in `USER_RULES`, apart from the library's own, and gives no methods.
-
-Invariant: a row is replaced only where `override=True` says so.
+A user's rule is a row like every other, listed in `USER_RULES`, but gives no methods.
 """
 
 from __future__ import annotations

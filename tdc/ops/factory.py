@@ -1,6 +1,4 @@
-"""Factories: new batches in the structure of an existing one.
-
-Invariant: a result shares the structure object of its model, so the two combine without a comparison of offsets.
+"""Factories: new batches in the structure of an existing one, whose structure object they share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which sizes layers and losses want of a ragged batch, for a call that went wrong: see `core/sizes.py`.
-
-Invariant: what the rule of an operation refuses in its own words (a ragged dim of features, an operand of another
-kind) is left to it.
+"""Sizes that layers and losses want of a ragged batch, asked where a call went wrong: see `core/sizes.py`.
 """
 
 from __future__ import annotations

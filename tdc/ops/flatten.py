@@ -7,12 +7,10 @@
     x (B, H, -1, D)          x.flatten(2, 3)               static dims as torch does it
     x (B, A, -1)             x.flatten(0, 1)               -> (B * A, -1), static dims beside the batch are part of it
 
-A ragged dim takes all that is flattened with it, and has the order that torch gives each example. Packed, the
-elements of several ragged dims, and of static dims behind them, lie in that order already. Padded, and where static
-dims stand in front, elements move.
+A ragged dim takes all that is flattened with it, in torch's order of each example. Packed elements of several ragged
+dims, and of static dims behind them, have that order already; others move.
 
-Invariants: a batch is never flattened with a ragged dim, which would lose the examples; real positions of a flattened
-rectangle stand in front of its padding, where no gradient comes from.
+Invariants: a batch is never flattened with a ragged dim; real positions of a flattened rectangle come before padding.
 """
 
 from __future__ import annotations
@@ -205,8 +203,7 @@ def into_batch_masked(x: MaskedBatch, first: int, last: int) -> MaskedBatch:
 
 
 def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged | TwoLevelTensor:
-    """A static dim into static ones; the ragged dim into one and static ones, into several by their sizes, or into two
-    levels by the lengths of the parts of each example."""
+    """A static dim into static ones; the ragged dim into one and static ones, into several, or into two levels."""
     d = normal_dim(dim, x.ndim, "unflatten")
     if isinstance(x, NestedTensor) and isinstance(sizes, NestedTensor) and len(sizes.ragged_dims) == 1:
         return as_levels(x, d, sizes)

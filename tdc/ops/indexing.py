@@ -1,8 +1,8 @@
 """Reading and writing at positions: gather, scatter, index_select, index_add, index_put, take.
 
 This is about ragged batches, `batch_dims` about TensorDicts, `masks` about ragged masks. A position counts within
-its example; `positions` says where it lies in storage, and the dense operation runs there. `index_add` and the like
-take one vector of positions for all examples, or, along the batch, examples of the source for examples of x.
+its example; `positions` finds it in storage, where the dense operation runs. `index_add` and the like take one vector
+of positions for all examples or, along the batch, examples of the source for examples of x.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def gather_ragged(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) ->
 
 
 def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Ragged | Tensor:
-    """`gather` of an index that is broadcast, where positions may count from the end; without a dim of flattened
-    examples, which a vector of positions indexes alike."""
+    """`gather` of an index that is broadcast, where positions may count from the end; without a dim `take_flat`."""
     op = torch.take_along_dim
     check_index(op, indices)
     if dim is None:
@@ -63,8 +62,11 @@ def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Ragge
     axis, among = axis_of(op, x, d), d in x.ragged_dims
     if isinstance(indices, type(x)):
         skip = {axis, x.structure.packed_dim} if isinstance(x, NestedTensor) else {axis, *x.ragged_dims}
-        data, index = broadcast_but(op, data_of(x), data_of(indices), skip)
-        x, indices = with_data(x, data), with_data(indices, index)
+        data, index = data_of(x), data_of(indices)
+        pairs = enumerate(zip(data.shape, index.shape, strict=True))
+        sizes = [-1 if a in skip else m if n == 1 else n for a, (n, m) in pairs]
+        data = expanded(op, data, sizes)
+        x, indices = with_data(x, data), with_data(indices, expanded(op, index, sizes))
         size = each_entry(indices, sizes_along(x, d)) if among else data.shape[axis]
         return gather_ragged(x, d, with_data(indices, torch.where(index < 0, index + size, index)))
     if not isinstance(indices, Tensor):
@@ -89,12 +91,6 @@ def expanded(op: Op, x: Tensor, sizes: list[Any]) -> Tensor:
     except RuntimeError:
         hint = "sizes are 1 or equal but along the dim"
         raise ShapeError(message(op, f"an operand that broadcasts to {sizes}", describe(x), hint=hint)) from None
-
-
-def broadcast_but(op: Op, x: Tensor, y: Tensor, skip: Any) -> tuple[Tensor, Tensor]:
-    """Two tensors of as many dims as they broadcast against each other, but along some dims."""
-    sizes = [-1 if a in skip else m if n == 1 else n for a, (n, m) in enumerate(zip(x.shape, y.shape, strict=True))]
-    return expanded(op, x, sizes), expanded(op, y, sizes)
 
 
 def scatter_rule(op: Op) -> Op:
@@ -246,8 +242,7 @@ def on_device(value: Any, x: Ragged) -> Tensor:
 
 
 def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate: bool = False) -> NestedTensor:
-    """A number, or a tensor over the dims behind the ragged one, put into whole examples, or into static positions of
-    them in front of the ragged dim."""
+    """A number, or a tensor over the dims behind the ragged one, put into whole examples or static positions."""
     s, e = x.structure, x.structure.packed_dim
     if isinstance(value, NestedTensor) or (isinstance(value, Tensor) and value.ndim > x.values.ndim - e - 1):
         expected = "a value over the dims behind the ragged one"
@@ -266,8 +261,7 @@ def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate:
 
 
 def take_ragged(x: Any, index: Any) -> Ragged | Tensor:
-    """Elements by their position in the flattened example; a dense index serves all examples: `(*K) -> (B, *K)`. A
-    vector that a ragged index reads serves all examples, too."""
+    """Elements by their position in the flattened example; a dense index, or a vector, serves all examples."""
     op = torch.take
     if isinstance(x, Tensor):
         if x.ndim != 1:
@@ -305,8 +299,7 @@ def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any
 
 
 def take_flat(x: Any, indices: Any) -> Ragged | Tensor:
-    """`take_along_dim` without a dim: `take`, whose result is flat. A dense index has an entry for each example, or is
-    a vector for all."""
+    """`take_along_dim` without a dim: `take` with a flat result."""
     op = torch.take_along_dim
     if isinstance(indices, (NestedTensor, MaskedBatch)):
         return take_ragged(x, flat_examples(op, indices))
@@ -336,11 +329,6 @@ def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Ragged | Tens
         expected, got = f"positions in [0, {size}]", f"{length} from {start} on"
         raise ShapeError(message("narrow", expected, got, hint=f"dim {d} has {size} positions"))
     return x[(FULL,) * d + (slice(begin, begin + length),)]
-
-
-def select_ragged(x: Ragged, dim: int, index: Any) -> Ragged | Tensor:
-    """One example, one position of a static dim, or one position of every example: dense."""
-    return x[(FULL,) * normal_dim(dim, x.ndim, "select") + (index,)]
 
 
 # -- rows

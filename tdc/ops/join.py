@@ -1,9 +1,7 @@
 """Joining batches: stack and cat.
 
-Along the batch examples follow examples; along the ragged dim each example goes on in its partner. `stack` adds a
+Along the batch examples follow examples; along the ragged dim each example is followed by its partner. `stack` adds a
 static dim, so its operands have one structure; `tdc.pack` makes a batch of rows that differ.
-
-Invariant: the result's container is that of the operands, whatever the data.
 """
 
 from __future__ import annotations

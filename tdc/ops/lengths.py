@@ -4,8 +4,7 @@
 
 The new lengths follow from the old ones, and so does the packed total of all but `unfold`: nothing is read on the host.
 
-Invariants: each row is padded with its own elements or with the value, whatever lies beside it; new padding of a
-rectangle holds no element that a gradient could reach.
+Invariants: each row is padded with its own elements or with the value; new padding of a rectangle gets no gradient.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     x (B, -1, D, D)    one matrix for each position          torch.linalg.inv(x) -> (B, -1, D, D)
     x (B, -1, -1)      one square matrix for each example    torch.linalg.inv(x) -> (B, -1, -1), det -> (B,)
 
-Matrices lie in the last two dims, as torch has it. Where these are static, the operation runs on packed values. Square
-matrices whose size differs from example to example are put into one rectangle, with an identity matrix behind each of
-them: then determinant, inverse, factor and solution of an example are those of its own block, up to rounding.
-Decompositions that sort the whole spectrum have other numbers there, see `spectrum`.
+Matrices are the last two dims. Where these are static, the operation runs on packed values. Ragged square matrices go
+into one rectangle, with an identity matrix behind each: then determinant, inverse, factor and solution of an example
+are those of its own block, up to rounding. Decompositions of the spectrum have other numbers there, see `spectrum`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from tdc.core.torch_functions import is_handed_on
 from tdc.core.typing import Op
 from tdc.layout.padding import pack_rows, pad_rows
 from tdc.layout.segments import longest, structure_of_sizes, tell, total_of
-from tdc.layout.structure import Structure
 from tdc.ops import spectrum
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
@@ -97,18 +95,13 @@ def beside(op: Op, like: Any, x: Any, count: int) -> Any:
 # -- square matrices of every size
 
 
-def require_square(op: Op, x: Any) -> None:
-    """A ShapeError where some ragged matrix is not square. Immediate on CPU, asynchronous on CUDA."""
+def squares(op: Op, x: Any) -> tuple[Tensor, Tensor]:
+    """Ragged square matrices in one rectangle (B, *S, L, L), 0 where there is nothing, and a mask (B, L) of that."""
     sizes = ragged_sizes(x)
     text = message(op, "square matrices", "one that is not", hint="x.sizes shows them")
     require((sizes[:, 0] == sizes[:, 1]).all(), text, ShapeError)
-
-
-def squares(op: Op, x: Any) -> tuple[Tensor, Tensor]:
-    """Ragged square matrices in one rectangle (B, *S, L, L), 0 where there is nothing, and a mask (B, L) of that."""
-    require_square(op, x)
     data = square_data(x)
-    return data, torch.arange(data.shape[-1], device=data.device) >= ragged_sizes(x)[:, :1]
+    return data, torch.arange(data.shape[-1], device=data.device) >= sizes[:, :1]
 
 
 def square_data(x: Any) -> Tensor:
@@ -146,15 +139,10 @@ def vectors(out: Tensor, x: Any) -> Ragged:
     if isinstance(x, MaskedBatch):
         out = F.pad(out, (0, x.shape[-1] - out.shape[-1])).movedim(0, x.batch_dim)
         return with_sizes(out, x, ragged_sizes(x)[:, :1], (out.ndim - 1,))
-    s, own = x._structure, vector_structure(x, out.shape[-1])
+    s, own = x._structure, structure_of_sizes(ragged_sizes(x)[:, :1], (out.shape[-1],))
+    own = tell(own, [s], lambda known: known[0][:, :1])
     values = pack_rows(out.movedim(-1, 1), own, total_of(own))
     return build_nested(own.moved(s.packed_dim, s.batch_dim), values.movedim(0, s.packed_dim))
-
-
-def vector_structure(x: NestedTensor, most: int) -> Structure:
-    """The structure of vectors (n,) for ragged square matrices (n, n), and the longest."""
-    own = structure_of_sizes(ragged_sizes(x)[:, :1], (most,))
-    return tell(own, [x._structure], lambda known: known[0][:, :1])
 
 
 def of_matrices(
@@ -195,7 +183,7 @@ def no_matrices(op: Op, x: Any, squares: bool) -> UnsupportedError:
 
 
 def of_system(op: Op, matrix: int, cores: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-    """A matrix, the operand of that number, and right-hand sides, the other one of two."""
+    """A system of equations: of two operands number `matrix` is the matrix, the other one has right-hand sides."""
     args = (*args, *[kwargs.pop(name) for name in list(cores)[len(args) :] if name in kwargs])
     a, b, rest = args[matrix], args[1 - matrix], args[2:]
     vector = op in (LINALG.solve, LINALG.solve_ex) and is_vector(a, b)
@@ -309,10 +297,9 @@ def trace(x: Any) -> Ragged | Tensor:
 
 
 def vander(op: Op, turned: bool, x: Any, N: int | None = None, increasing: bool = False) -> Any:
-    """Powers of every element, as many as the last dim has elements where `N` does not say; then it is static.
+    """N powers of every element, by default as many as the last dim has, which is static then.
 
-    Args:
-        turned: the highest power comes first, unless `increasing`.
+    The highest power comes first if `turned`, unless `increasing`.
     """
     if N is None and not ends_static(x, 1):
         hint = f"torch.{op.__name__}(x, N=...)"

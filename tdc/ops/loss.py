@@ -58,19 +58,10 @@ def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple
     return given, "none" if reduce is False else "sum" if size_average is False else "mean"
 
 
-def class_dim(op: Op, x: Any) -> int:
-    """The logical dim of the classes; a ShapeError where it is ragged."""
-    dim = x.ragged_dims[-1] + 1 if 1 in x.ragged_dims else 1
-    if dim >= x.ndim or dim == x._batch_dim:
-        got, hint = f"ragged dims {x.ragged_dims} of {describe(x)}", "examples choose among the same classes"
-        raise ShapeError(message(op, "a static dim of classes", got, hint=hint))
-    return dim
-
-
 def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Ragged | Tensor:
     """Logits (B, -1, C) or (B, C, -1), targets (B, -1) of classes or probabilities like the logits.
 
-    Padding becomes `ignore_index`, so that it neither counts nor gets a gradient.
+    Padding becomes `ignore_index`.
     """
     given, reduction = named(names, args, kwargs)
     input, target = given.pop("input"), given.pop("target")
@@ -81,7 +72,10 @@ def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> 
         hint = f"{wrong} = {right}.{'with_values' if kind == 'NestedTensor' else 'with_data'}({wrong})"
         hint += f", or tdc.nested_like({wrong}, {right}) of a padded one" if kind == "NestedTensor" else ""
         raise StructureError(message(op, f"logits and targets that are both {kind}", got, hint=hint))
-    dim = class_dim(op, input)
+    dim = input.ragged_dims[-1] + 1 if 1 in input.ragged_dims else 1  # of classes
+    if dim >= input.ndim or dim == input._batch_dim:
+        got, hint = f"ragged dims {input.ragged_dims} of {describe(input)}", "examples choose among the same classes"
+        raise ShapeError(message(op, "a static dim of classes", got, hint=hint))
     axis = axis_of(op, input, dim)
     logits = (input.values if isinstance(input, NestedTensor) else input.filled(0)).movedim(axis, -1)
     classes = with_static(input, logits.detach().sum(-1), dim, -1)

@@ -6,11 +6,9 @@
     (B, -1, D) @ (B, D, -1)      (B, -1, -1)      two ragged dims
     (B, -1, -1) @ (B, -1, D)     (B, -1, D)       attention weights and values
 
-`matmul` and `bmm` broadcast over the logical shape, as torch does. Operations that torch has for matrices and vectors
-only (`mm`, `mv`, `dot`, `outer`, ...) run on every example; a dense operand has the rank that torch wants and is the
-same for all examples, or one dim more in front, the batch.
-
-Invariants: those of `einsum`, which computes them all.
+`matmul` and `bmm` broadcast over the logical shape. Operations for matrices and vectors only (`mm`, `mv`, `dot`,
+`outer`, ...) run on every example; a dense operand of the rank that torch wants is the same for all examples, one with
+one dim more has the batch in front. `einsum` computes them all.
 """
 
 from __future__ import annotations
@@ -136,10 +134,6 @@ def example(op: Op, x: Any, dims: str) -> Term:
     raise ShapeError(message(op, f"{kind}, one for each example", describe(x), hint=hint))
 
 
-def vdot(input: Any, other: Any) -> Ragged | Tensor:
-    return on_examples(torch.vdot, "i,i->", torch.conj(input), other)
-
-
 def inner(input: Any, other: Any) -> Ragged | Tensor:
     """Over the last dims of both; the other dims of the second stand behind those of the first. Numbers are factors."""
     if not input.ndim or not other.ndim:
@@ -159,13 +153,9 @@ def bmm(input: Any, mat2: Any) -> Ragged | Tensor:
     return of_matrices(torch.bmm, "bik", input, mat2, "x @ y broadcasts")
 
 
-def summed_bmm(batch1: Any, batch2: Any) -> Ragged | Tensor:
-    """The sum of all examples' products, or of the products of each example that is a stack of matrices."""
-    return of_matrices(torch.addbmm, "ik", batch1, batch2, "input + (x @ y).sum(0)")
-
-
 def of_matrices(op: Op, out: str, a: Any, b: Any, hint: str) -> Ragged | Tensor:
-    """Of three dims, the first of them the batch, or of four: then examples are stacks of matrices."""
+    """Products of operands with the batch in front, summed over it where `out` lacks it; of four dims the same of each
+    example, which is a stack of matrices."""
     if any([is_ragged(x) and x.ndim == 4 for x in (a, b)]):
         return on_examples(op, f"cij,cjk->{out.replace(BATCH, 'c')}", a, b)
     if a.ndim != 3 or b.ndim != 3:
@@ -265,11 +255,13 @@ EXAMPLES = {torch.mm: "ij,jk->ik", torch.mv: "ij,j->i", torch.dot: "i,i->", torc
 PRODUCTS: dict[Op, Op] = {op: partial(on_examples, op, dims) for op, dims in EXAMPLES.items()}
 ADDED: dict[Op, Op] = {
     torch.addmm: PRODUCTS[torch.mm], torch.addmv: PRODUCTS[torch.mv], torch.addr: PRODUCTS[torch.outer],
-    torch.baddbmm: bmm, torch.addbmm: summed_bmm,
+    torch.baddbmm: bmm,
+    torch.addbmm: lambda a, b: of_matrices(torch.addbmm, "ik", a, b, "input + (x @ y).sum(0)"),
 }  # fmt: skip
 NAMED: dict[Op, Op] = {
-    torch.matmul: matmul, torch.bmm: bmm, torch.vdot: vdot, torch.inner: inner, torch.tensordot: tensordot,
-    torch.kron: kron, **{op: partial(added, op, product) for op, product in ADDED.items()},
+    torch.matmul: matmul, torch.bmm: bmm, torch.inner: inner, torch.tensordot: tensordot,
+    torch.kron: kron, torch.vdot: lambda input, other: on_examples(torch.vdot, "i,i->", torch.conj(input), other),
+    **{op: partial(added, op, product) for op, product in ADDED.items()},
     **{op: partial(chain, op) for op in (torch.chain_matmul, torch.linalg.multi_dot)},
 }  # fmt: skip
 

@@ -3,14 +3,10 @@
     q (B, -1, D)        q[:, None] - q[:, :, None]      (B, 1, -1, D), (B, -1, 1, D) -> (B, -1, -1, D)
     p (B, -1, -1, D)    p + q.unsqueeze(2)              each row's q along the columns of its p
 
-Dims are those of the logical shapes, counted from the last, as torch does it for each example. The result is ragged
-where any operand is. Where several are, their rows have equal sizes: a ragged dim whose rows all have size 1 does not
-broadcast, so that no shape depends on data.
+Dims are counted from the last. The result is ragged where any operand is; where several are, their rows have equal
+sizes, compared on the device: a ragged dim whose rows all have size 1 does not broadcast.
 
     `widest` of some operands is one with all ragged dims of the result; `onto` gives the values of another beside it.
-
-Invariants: operands of one layout are not touched; others are gathered, and the sizes they share are compared on the
-device, never on the host.
 """
 
 from __future__ import annotations

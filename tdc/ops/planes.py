@@ -327,11 +327,8 @@ def on_rectangles(
 ) -> Any:
     """The results of `run`, (E, C, *P) -> (E, D, *Q), on one rectangle or on a few of near sizes.
 
-    One rectangle computes most where sizes differ most, and several take more launches. So the work for each position
-    chooses, and sizes that the host knows.
-
-    Args:
-        weight: each number of it is a product for each position, one in `steps` of them.
+    Few rectangles compute more, many take more launches: the work for each position chooses, a product for each number
+    of `weight` at one position in `steps`, and sizes that the host knows.
     """
     x = m.source
     if isinstance(x, NestedTensor) and counts_on_host(x.structure):

@@ -1,16 +1,15 @@
-"""Where in storage the elements lie that an index names: in packed values, or in the rectangle of a padded batch.
+"""Storage positions of the elements that an index names, in packed values or in the rectangle of a padded batch.
 
     x (B, -1, D)               index                            result of gather
     along the ragged dim       (B, -1, D), lengths of its own   (B, -1, D), as long as the index
                                (B, K, D), dense                 (B, K, D), dense
     along a static dim         as ragged as x                   as ragged as x
 
-A position counts within its example. In packed values it lies behind where the example begins; in a rectangle it is
-where it says, and padding of an index points to a slot that is added behind the dim and cut off again. So one call of
-the dense operation on storage serves all examples.
+A position counts within its example: packed, from where the example begins. Padding of an index points to a slot that
+is added behind the dim and cut off again. So one call of the dense operation on storage serves all examples.
 
-Invariants: a position that its example does not have is an error on the device, never an element of the neighbour or
-of padding; nothing is written to padding, and no gradient passes there.
+Invariants: a position that its example does not have is an error, asynchronous on CUDA; nothing is written to padding,
+and no gradient passes there.
 """
 
 from __future__ import annotations
@@ -55,12 +54,10 @@ class Found(NamedTuple):
     """An operation of an index on storage.
 
     Attributes:
-        storage: what to read from and to write to.
-        axis: the dim of it along which positions count.
+        storage: the tensor to read from and to write to; positions count along its `axis`.
         where: the index as positions of storage.
-        result: gives what is shaped like `where` the shape of the index.
-        operand: gives what has the shape of the index the shape of `where`.
-        rebuild: makes the batch of changed storage.
+        result: from the shape of `where` to that of the index; `operand` the other way.
+        rebuild: the batch of changed storage.
     """
 
     storage: Tensor

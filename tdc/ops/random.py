@@ -1,7 +1,7 @@
 """Random operations: dropout, gumbel_softmax, and new random batches like an existing one.
 
-Random numbers are drawn for real elements only in a NestedTensor and for the whole rectangle in a MaskedBatch, so the
-same seed drops different elements in the two. A TensorDict draws leaf after leaf.
+A NestedTensor draws for real elements only, a MaskedBatch for the whole rectangle, so one seed drops different elements
+in the two. A TensorDict draws leaf after leaf.
 """
 
 from __future__ import annotations

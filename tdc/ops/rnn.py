@@ -1,13 +1,10 @@
 """Recurrent networks on rows of different lengths: what `nn.RNN`, `nn.LSTM` and `nn.GRU` call.
 
-    packed (NestedTensor)    (B, -1, D) -> (B, -1, H), and states (layers, B, H) after the last real step of each row
-    padded (MaskedBatch)     the same on a rectangle; its padding is never read
+    (B, -1, D) -> (B, -1, H), and states (layers, B, H) after the last real step of each row
 
     in training on CPU, in graphs    all layers are one call of `torch.ops.tdc.rnn`
     forward mode                     plain cells
     otherwise                        torch's kernels for packed sequences
-
-    P positions (packed total, or B·L), B rows, D features in, H out
 
 Invariants: a row without positions keeps its initial state; dropout falls between layers, as in torch.
 """
@@ -84,16 +81,12 @@ def check_input(x: Any, mode: str, batch_first: bool) -> None:
         raise StructureError(message(mode, expected, got, hint=hint))
 
 
-def check_weights(mode: str, states: list[Tensor], weights: Any, bias: bool, runs: int) -> None:
-    """A ShapeError for another number of weights than each layer and direction has; a projection is one more."""
-    count = runs * ((4 if bias else 2) + (states[0].shape[-1] != states[-1].shape[-1]))
+def check_sizes(mode: str, x: Any, states: list[Tensor], weights: Any, bias: bool, runs: int, directions: int) -> None:
+    """A ShapeError for states and weights of other sizes than those of a batch and of each other: kernels read on."""
+    count = runs * ((4 if bias else 2) + (states[0].shape[-1] != states[-1].shape[-1]))  # a projection is one more
     if len(weights) != count:
         expected = f"{count} weights of {runs} layers and directions"
         raise ShapeError(message(mode, expected, f"{len(weights)}", hint=f"those of a module: {WEIGHTS}"))
-
-
-def check_sizes(mode: str, x: Any, states: list[Tensor], weights: Any, bias: bool, runs: int, directions: int) -> None:
-    """A ShapeError for states and weights of other sizes than those of a batch and of each other: kernels read on."""
     rows, features, h, size = x.shape[x._batch_dim], x.shape[2], states[0].shape[-1], states[-1].shape[-1]
     gates, own = GATES[mode] * size, len(weights) // runs
     for s, n in zip(states, (h, size), strict=False):
@@ -121,7 +114,6 @@ def recurrent(mode: str) -> Op:
     ) -> tuple[Any, ...]:  # fmt: skip
         check_input(input, mode, batch_first)
         states, runs = list(hx) if mode == "lstm" else [hx], num_layers * (1 + bidirectional)
-        check_weights(mode, states, params, has_biases, runs)
         check_sizes(mode, input, states, params, has_biases, runs, 1 + bidirectional)
         given = (hx, params, mode, has_biases, num_layers, dropout, train, bidirectional)
         if isinstance(input, NestedTensor):

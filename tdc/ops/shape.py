@@ -4,13 +4,12 @@
     x (B, -1)         x.unsqueeze(0) -> (1, B, -1)                 x.expand(3, -1, -1) -> (3, B, -1)
     x.flip(0)         the examples in reverse                      x.flip(1): each example in reverse
 
-Dims are those of the logical shape; the batch and the ragged dims may move among the others. A sequence of sizes speaks
-of all of them, with -1 or the size it has for the batch and for each ragged dim; `reshape` takes one -1 for all that is
-ragged in each example, too. What regroups the batch with others than static dims in front of it is an error.
+Dims and sizes are those of the logical shape, with -1 or its size for the batch and each ragged dim; `reshape` takes
+one -1 for all ragged dims of an example, too. The batch may be regrouped with static dims in front of it only.
 `batch_dims` has the same of TensorDicts.
 
 Invariants: static dims are regrouped as torch does it for each example; no copy that torch would not make for a dense
-tensor; lengths go along with their examples, and padding stays behind each, where no gradient comes from.
+tensor; lengths go along with their examples; padding stays behind each and gets no gradient.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
 # axes of the values, None where they stay; the packed dim, None where ragged dims would not be side by side; the batch
 # dim; the ragged dims by their old numbers, None where they keep their order
 Turn = tuple[tuple[int, ...] | None, int | None, int, tuple[int, ...] | None]
-TURNS: dict[tuple[tuple[int, ...], int, int, int], Turn] = {}
 
 
 def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:
@@ -100,13 +98,6 @@ def permute_nested(x: NestedTensor, order: list[int]) -> NestedTensor:
 @constant
 def turn(order: tuple[int, ...], packed_dim: int, batch_dim: int, ragged_ndim: int) -> Turn:
     """Another order of logical dims as a `Turn`."""
-    key = order, packed_dim, batch_dim, ragged_ndim
-    if key not in TURNS:
-        TURNS[key] = worked_out(*key)
-    return TURNS[key]
-
-
-def worked_out(order: tuple[int, ...], packed_dim: int, batch_dim: int, ragged_ndim: int) -> Turn:
     inside = [d for d in range(len(order)) if d != batch_dim]  # dims of an example
     ragged = inside[packed_dim : packed_dim + ragged_ndim]
     new = [d for d in order if d != batch_dim]
@@ -191,7 +182,7 @@ def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
 def reshape_each(x: Ragged, given: list[Any]) -> Ragged:
     """Each example of a packed batch in another shape, with one ragged size.
 
-    Not of a padded one: code that reads sizes off its rectangle goes on with positions of the rectangle, which move.
+    Padded ones are refused: code that reads sizes off a rectangle expects its positions to stay.
     """
     ragged = x.ragged_dims
     if isinstance(x, MaskedBatch):
@@ -212,11 +203,9 @@ def reshape_each(x: Ragged, given: list[Any]) -> Ragged:
 def grouped(
     given: list[Any], old: list[Any], kept: Sequence[int], begin: int = 0, before: int = 0
 ) -> tuple[dict[int, int], list[Any]] | None:
-    """Where the dims that stay are among new sizes, and all new sizes; None where static dims do not fit them.
+    """Positions among new sizes of the `kept` dims, and all new sizes; None where static dims do not fit them.
 
-    Args:
-        kept: dims that stay, the batch before ragged ones.
-        begin, before: how many new sizes, and old ones, are matched already.
+    `begin` new sizes and `before` old ones are matched already.
     """
     d = kept[0] if kept else len(old)
     for at in candidates(given, begin, old[d], before > 0) if kept else (len(given),):
@@ -319,7 +308,11 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
     if dims is None:
         got, hint = "none: elements would move from example to example", "name them, e.g. x.roll(1, 1)"
         raise ShapeError(message("roll", "dims to roll along", got, hint=hint))
-    for shift, dim in moves(shifts, dims):
+    each = [int_tuple("roll", n) for n in (shifts, dims)]
+    if len(each[0]) != len(each[1]):
+        got = f"{len(each[0])} for {len(each[1])} dims"
+        raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))
+    for shift, dim in zip(*each, strict=True):
         d, packs = normal_dim(dim, x.ndim, "roll"), isinstance(x, NestedTensor)
         if d == x._batch_dim:
             count = x.batch_size[0]

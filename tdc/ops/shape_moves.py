@@ -115,10 +115,6 @@ def spread(x: Any, like: Any, wide: Tensor) -> Ragged:
     return with_data(like, wide if own else wide.masked_fill(~like.mask, 0))
 
 
-def broadcast_to(x: Any, *size: Any) -> Container:
-    return call(x, "expand", *ints("broadcast_to", size))
-
-
 def broadcast_ragged(*tensors: Any) -> tuple[Any, ...]:
     """All operands in one shape, and as ragged as the first batch among them."""
     op = torch.broadcast_tensors
@@ -167,11 +163,6 @@ def channel_shuffle_ragged(input: Any, groups: int) -> Ragged:
     return input.unflatten(d, (groups, input.shape[d] // groups)).transpose(d, d + 1).flatten(d, d + 1)
 
 
-def view_as_real(x: Any) -> Ragged:
-    """Real and imaginary parts, along a new last dim."""
-    return with_data(x, torch.view_as_real(data_of(x)))
-
-
 def view_as_complex(x: Any) -> Ragged:
     """Numbers whose parts lie along the last dim; a ShapeError where it is ragged or the batch, or has another size."""
     if x.ndim - 1 in (x._batch_dim, *x.ragged_dims) or x.shape[-1] != 2:
@@ -184,7 +175,8 @@ define(torch.movedim, "shape", ragged=movedim, tensordict=movedim, dims="input s
 for _op, _impl in (
     (torch.rot90, rot90), (torch.flipud, lambda input: call(input, "flip", (0,))),
     (torch.fliplr, lambda input: call(input, "flip", (1,))), (torch.t, t), (torch.tile, tile),
-    (torch.broadcast_to, broadcast_to), (torch.hstack, partial(stacked_along, 1, 1)),
+    (torch.broadcast_to, lambda x, *size: call(x, "expand", *ints("broadcast_to", size))),
+    (torch.hstack, partial(stacked_along, 1, 1)),
     (torch.vstack, partial(stacked_along, 2, 0)), (torch.dstack, partial(stacked_along, 3, 2)),
     (torch.column_stack, column_stack), (torch.atleast_1d, partial(atleast, 1)),
     (torch.atleast_2d, partial(atleast, 2)), (torch.atleast_3d, partial(atleast, 3)),
@@ -195,7 +187,7 @@ for _op, _impl in (
     define(_op, "shape", ragged=_impl, tensordict=_impl)
 define(torch.broadcast_tensors, "shape", ragged=broadcast_ragged)
 define(F.channel_shuffle, "shape", ragged=channel_shuffle_ragged)
-define(torch.view_as_real, "shape", ragged=view_as_real)
+define(torch.view_as_real, "shape", ragged=lambda x: with_data(x, torch.view_as_real(data_of(x))))
 define(torch.view_as_complex, "shape", ragged=view_as_complex)
 for _op, _reason, _hint in (
     (torch.ravel, "one dim without rows", "x.flatten(1, -1) of static dims, x.values.flatten() of packed elements"),

@@ -7,8 +7,6 @@
 
 Along the ragged dim a row without more positions has empty parts. There are as many parts as were asked for (chunk,
 tensor_split), or as the longest row has (split); in a graph and of a padded batch as many as its bound has.
-
-Invariant: parts of an example follow each other and make up the example.
 """
 
 from __future__ import annotations
@@ -148,7 +146,11 @@ def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
 def part_lengths(given: Any, total: Any) -> list[Any]:
     """Lengths of the parts of a dim: all of one length but the last, or as they are given. An empty dim is one part."""
     if isinstance(given, SIZES) and given > 0:
-        return equal_parts(given, total)
+        lengths, rest = [], total
+        while rest > given:  # not by a `range`, for which Dynamo takes a size as it is
+            lengths.append(given)
+            rest = rest - given
+        return [*lengths, rest]
     listed = isinstance(given, (list, tuple))
     if not listed or not all([isinstance(n, SIZES) and n >= 0 for n in given]):
         hint = "td.split(2) or td.split([2, 1])"
@@ -159,15 +161,6 @@ def part_lengths(given: Any, total: Any) -> list[Any]:
         hint = "torch.tensor_split(x, indices) takes the positions between parts"
         raise ShapeError(message("split", f"lengths that add up to {total}", f"{sum(lengths)}", hint=hint))
     return lengths
-
-
-def equal_parts(length: Any, total: Any) -> list[Any]:
-    """Parts of one length, and what is left. Not by a `range`, for which Dynamo takes a size as it is."""
-    lengths, rest = [], total
-    while rest > length:
-        lengths.append(length)
-        rest = rest - length
-    return [*lengths, rest]
 
 
 def chunk_lengths(chunks: Any, total: Any) -> list[Any]:

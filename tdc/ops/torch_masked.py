@@ -1,13 +1,8 @@
 """`torch.masked.sum` and the like of ragged batches in a graph.
 
-Eagerly torch's own Python would run, which asks no rule and counts masks by their shape: batches have no `layout`, with
-which it begins.
+    masked.sum(x, dim, mask=m) = sum(where(m, x, 0), dim)        others with their identity element
 
-    masked.sum(x, dim, mask=m) = sum(where(m, x, 0), dim)        others with the element that changes nothing there
-
-Dynamo (torch 2.11-2.13) does not trace into `torch.masked`, so these are no rows for eager calls.
-
-Invariant: without a mask each is torch's own operation of the same name.
+Eagerly torch's own Python runs, which asks no rule; Dynamo (torch 2.11-2.13) does not trace into `torch.masked`.
 """
 
 from __future__ import annotations
@@ -89,19 +84,14 @@ def var(
     return total / (real(x, mask, dim, keepdim) - less).clamp(min=0)
 
 
-def std(*args: Any, **kwargs: Any) -> Any:
-    """The root of `var`."""
-    return torch.sqrt(var(*args, **kwargs))
-
-
 def real(x: Any, mask: Any, dim: Any, keepdim: bool) -> Any:
     """How many elements the mask leaves."""
     return covered(torch.ones_like(x, dtype=torch.int64), mask, 0).sum(all_of(x, dim), keepdim)
 
 
 RULES: dict[Op, Op] = {
-    MASKED.mean: mean, MASKED.median: median, MASKED.var: var, MASKED.std: std, MASKED.norm: norm,
-    MASKED.normalize: normalize,
+    MASKED.mean: mean, MASKED.median: median, MASKED.var: var, MASKED.norm: norm, MASKED.normalize: normalize,
+    MASKED.std: lambda *args, **kwargs: torch.sqrt(var(*args, **kwargs)),
     **{getattr(MASKED, op.__name__): partial(reduced, op) for op in list(FILLS)[:7]},
     **{getattr(MASKED, op.__name__): partial(along, op) for op in list(FILLS)[7:]},
 }  # fmt: skip

@@ -1,9 +1,7 @@
 """The loop over examples, spelled out: for a function that has no rule, or works on one example only.
 
-No operation falls back to it. It is as slow as it looks: it reads all sizes on the host and calls the function once for
-each example, and a graph of it holds one copy of the function for each.
-
-Invariant: which dims of the results are ragged is declared, never inferred from sizes that happen to agree.
+No operation falls back to it. It reads all sizes on the host and calls the function for each example; a graph holds
+one copy of the function for each.
 """
 
 from __future__ import annotations
@@ -26,10 +24,11 @@ from tdc.ragged.pack import pack
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "unbatched"
+NUMBERS = (bool, int, float, complex)
 
 
 def unbatched(fn: Callable[..., Any], in_dims: Any = None, *, ragged_dims: Any = 1) -> Callable[..., Any]:
-    """`fn` for one example as a function of a batch: calls it for one example after another and packs the results.
+    """Return `fn` as a function of a batch: it runs on one example after another, and results are packed.
 
     Args:
         fn: takes one example of each batch; returns a tensor, a number, a TensorDict, or a tuple, list or dict of them.
@@ -160,5 +159,3 @@ def others(results: list[Any], alike: list[bool], at: str) -> dict[str, str]:
     """The results that are not like the first, for a message."""
     return {f"{at} of example {i}": describe(r) for i, r in enumerate(results) if not alike[i]}
 
-
-NUMBERS = (bool, int, float, complex)

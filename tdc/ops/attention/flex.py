@@ -2,9 +2,8 @@
 
     q (N, H, D), k (M, G, D), v (M, G, E)  ->  (N, H, E)
 
-All rows lie behind one another in one sequence, of which a query sees the keys of its own row. Rows of queries and rows
-of keys both ascend, so a block of queries needs a block of keys only if their first and last rows overlap: the table of
-blocks comes from the row of each position, and no (N, M) mask is ever made. A mask is read where the kernel needs it.
+All rows are one sequence, of which a query sees the keys of its own row. A block of queries needs a block of keys if
+their first and last rows overlap, so no (N, M) mask is ever made.
 
 For graphs only: outside one flex_attention makes all scores (H, N, M), and it has no rule for `torch.func`.
 

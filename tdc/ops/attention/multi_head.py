@@ -1,16 +1,13 @@
 """Multi-head attention: the function behind `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` and their stacks.
 
-    packed (NestedTensor)    projections of real positions only, then `varlen_attention`, or rectangles for weights
-    padded (MaskedBatch)     the same on rectangles
-
-Attention weights, where asked for, come in the query's container: (B, Lq, Lk) or (B, H, Lq, Lk) with two ragged dims.
-`bias_k`, `bias_v` and `add_zero_attn` put one key more behind each row's own keys. `is_causal=True` says, as torch has
-it, that `attn_mask` is the causal mask; it is then not read.
+Packed, real positions are projected and go to `varlen_attention`. Weights, where asked for, are made in rectangles and
+come in the query's container: (B, Lq, Lk) or (B, H, Lq, Lk) with two ragged dims. `bias_k`, `bias_v` and
+`add_zero_attn` put one key more behind each row's own keys. With `is_causal=True` `attn_mask` is the causal mask and not
+read, as in torch.
 
     B rows, L and M longest queries and keys, H heads, D features of one head
 
-Invariants: the query's container and structure come back; no position attends outside its row; a query that may attend
-to nothing gets 0.
+Invariants: the query's container and structure come back; a query that may attend to nothing gets 0.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
     q (N, H, D), k (M, H, D), v (M, H, E)  ->  (N, H, E)
 
-One rectangle of all examples has scores that none of them has, and several take more launches: see `near_sizes`.
-
-Invariant: the numbers are those of one rectangle; which examples share one follows from sizes that the host knows.
+One rectangle of all examples computes most, and several take more launches: see `near_sizes`.
 """
 
 from __future__ import annotations
