@@ -2,8 +2,8 @@
 
 Packed, real positions are projected and go to `varlen_attention`. Weights, where asked for, are made in rectangles and
 come in the query's container: (B, Lq, Lk) or (B, H, Lq, Lk) with two ragged dims. `bias_k`, `bias_v` and
-`add_zero_attn` put one key more behind each row's own keys. With `is_causal=True` `attn_mask` is the causal mask and not
-read, as in torch.
+`add_zero_attn` put one key more behind each row's own keys. With `is_causal=True` `attn_mask` is the causal mask, and
+not read.
 
     B rows, L and M longest queries and keys, H heads, D features of one head
 
