@@ -212,9 +212,9 @@ define(F.embedding, "positionwise", ragged=embedding)
 define(F.bilinear, "positionwise", ragged=bilinear)
 along(F.glu, "input dim*=-1", "positionwise", ragged=glu)
 define(F.one_hot, "positionwise", ragged=one_hot)
-define(F.embedding_bag, "embedding_bag", ragged=embedding_bag)
+define(F.embedding_bag, "positionwise", ragged=embedding_bag)
 unsupported(
     torch.embedding_bag, ("nested", "masked"), "offsets of bags, which a ragged batch has itself",
-    family="embedding_bag", hint="F.embedding_bag(rows, weight)",
+    family="positionwise", hint="F.embedding_bag(rows, weight)",
 )  # fmt: skip
 note_syncs("the number of indices", F.embedding_bag, kinds=("masked",))
