@@ -2,7 +2,6 @@
 
     linear(x, w)       (B, -1, I)   -> (B, -1, O)
     embedding(x, w)    (B, -1)      -> (B, -1, D)
-    embedding_bag      (B, -1), (V, D) -> (B, D); each example is a bag, so no offsets are needed
     bilinear(x, y, w)  (B, -1, I), (B, -1, J) -> (B, -1, O)
     glu(x, d)          (B, -1, 2 D) -> (B, -1, D)      a static dim of a ragged batch, a batch dim of a TensorDict
 
@@ -13,21 +12,16 @@ Invariant: NaN in padding reaches neither the result nor the gradient of a weigh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import expect_number, normal_dim
-from tdc.core.dtypes import rounded_once
-from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, op_name
-from tdc.core.rules import define, note_syncs, unsupported
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import DtypeError, ShapeError, describe, message, op_name
+from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
-from tdc.layout.segments import lengths_of, reduce_rows
 from tdc.ops.along_dim import along_static
 from tdc.ops.batch import along
 from tdc.ops.pointwise import mixed, packed_operand
@@ -147,74 +141,8 @@ def one_hot(input: NestedTensor | MaskedBatch, num_classes: int = -1) -> Results
     return at_positions(F.one_hot, F.one_hot, (input, num_classes), {})
 
 
-# -- bags of embeddings: each example is one, so no offsets are needed
-
-MODES = ("mean", "sum", "max")
-
-
-def embedding_bag(
-    input: Any, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
-    include_last_offset: bool = False, padding_idx: int | None = None,
-) -> Tensor:  # fmt: skip
-    """Sum, mean or maximum of the embeddings of each example; zeros for an empty one."""
-    dense_weights("embedding_bag", input, weight)
-    if offsets is not None:
-        got, hint = f"{describe(input)} and offsets", "F.embedding_bag(rows, weight): rows are bags"
-        raise ShapeError(message("embedding_bag", "a ragged batch of indices and no offsets", got, hint=hint))
-    if mode not in MODES:
-        raise ShapeError(message("embedding_bag", f"one of {', '.join(MODES)}", repr(mode), hint="mode='mean'"))
-    packed = [a.to_packed() if isinstance(a, MaskedBatch) else a for a in (input, per_sample_weights)]
-    input, per_sample_weights = packed
-    if input.values.ndim != 1:
-        hint = "embed and reduce: F.embedding(rows, weight).sum(1)"
-        raise ShapeError(message("embedding_bag", "rows of shape (-1,)", describe(input), hint=hint))
-    if per_sample_weights is not None and mode != "sum":
-        got = f"per_sample_weights with mode={mode!r}"
-        raise UnsupportedError(message("embedding_bag", "weights with mode='sum'", got, hint="mode='sum'"))
-    if padding_idx is not None:
-        expect_number("embedding_bag", padding_idx, whole=True)
-        if not -weight.shape[0] <= padding_idx < weight.shape[0]:
-            hint = f"0 to {weight.shape[0] - 1}"
-            raise IndexingError(message("embedding_bag", "padding_idx of a row of weight", f"{padding_idx}", hint=hint))
-    bags = partial(
-        reduced_bags, input, weight, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq,
-        mode=mode, sparse=sparse, padding_idx=padding_idx,
-    )  # fmt: skip
-    if per_sample_weights is None:
-        return bags(None)
-    return bags(packed_operand(per_sample_weights, input, F.embedding_bag))
-
-
-def reduced_bags(
-    x: NestedTensor, weight: Tensor, weights: Tensor | None, max_norm: Any, norm_type: float,
-    scale_grad_by_freq: bool, mode: str, sparse: bool, padding_idx: int | None,
-) -> Tensor:  # fmt: skip
-    """The bags as embeddings that are reduced."""
-    s = x.structure
-    found = F.embedding(x.values, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    if weights is not None:
-        found = found * weights.unsqueeze(-1)
-    real = None if padding_idx is None else x.values != padding_idx % weight.shape[0]
-    count = lengths_of(s) if real is None else reduce_rows(real.long(), s, "sum", 0)
-    if real is not None:
-        found = found.masked_fill(~real.unsqueeze(-1), -math.inf if mode == "max" else 0)
-    if mode == "max":
-        return reduce_rows(found, s, "amax", -math.inf).masked_fill((count == 0).unsqueeze(-1), 0)
-    if mode == "sum":
-        return reduce_rows(found, s, "sum", 0)
-    number = count.clamp(min=1).unsqueeze(-1)
-    return rounded_once(lambda t: reduce_rows(t, s, "sum", 0) / number, found)
-
-
 positionwise(F.linear, "positionwise", check_linear)
 define(F.embedding, "positionwise", ragged=embedding)
 define(F.bilinear, "positionwise", ragged=bilinear)
 along(F.glu, "input dim*=-1", "positionwise", ragged=glu)
 define(F.one_hot, "positionwise", ragged=one_hot)
-define(F.embedding_bag, "positionwise", ragged=embedding_bag)
-unsupported(
-    torch.embedding_bag, ("nested", "masked"), "offsets of bags, which a ragged batch has itself",
-    family="positionwise", hint="F.embedding_bag(rows, weight)",
-)  # fmt: skip
-note_syncs("the number of indices", F.embedding_bag, kinds=("masked",))

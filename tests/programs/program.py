@@ -32,7 +32,7 @@ GAPS = {  # what torch 2.13 asks of sizes that a graph does not know, as those o
     "linear(1,": f"{UNBACKED} Eq(", "matmul(1,": f"{UNBACKED} Eq(",  # in the derivative of one feature: which stride
     "matmul of each (1,": f"{UNBACKED} Eq(",
 }  # fmt: skip
-# `x @ tensor` reaches the library as `tensor @ x`, and both have a meaning (`by_operator_traced` in ops/matmul.py)
+# `x @ tensor` reaches the library as `tensor @ x`, and both have a meaning: `by_operator_traced`
 REFUSED = "tdc.matmul: expected operands that fit in one order"
 
 Draw = Callable[[Any], Any]  # of Hypothesis
