@@ -107,7 +107,7 @@ def check_layouts(op: str, xs: list[Any], but: int | None = None) -> None:
     b, ragged, ndim = first._batch_dim, first.ragged_dims, first.ndim
     if any([(x._batch_dim, x.ragged_dims, x.ndim) != (b, ragged, ndim) for x in xs[1:]]):
         wrong = {f"operand {i}": f"{describe(x)}, batch at dim {x._batch_dim}" for i, x in enumerate(xs)}
-        hint = "x.transpose(a, b) or x.unsqueeze(d) where dims lie elsewhere"
+        hint = "x.transpose(a, b) or x.unsqueeze(d) brings dims to one position"
         raise StructureError(message(op, "operands of one layout", "several", wrong, hint))
     skip_axes = [axis_of(op, first, d) for d in (b, but, *ragged) if d is not None]
     sizes = [[n for a, n in enumerate(data_of(x).shape) if a not in skip_axes] for x in xs]

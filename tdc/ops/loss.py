@@ -1,6 +1,6 @@
 """Losses of ragged batches and of TensorDicts.
 
-    cross_entropy ...       one number for each class target, which may lie beside several ragged dims
+    cross_entropy ...       one number for each class target
     mse_loss ...            one number for each element; operands broadcast as in arithmetic
     triplet_margin_loss ... one number for each vector along the last dim, which is static
     ctc_loss                one number for each example

@@ -273,7 +273,7 @@ define(
 )  # fmt: skip
 for _op in [op for op in CALLED_BY if op is not F.grouped_mm]:
     unsupported(
-        _op, ["nested", "masked"], "values whose scales lie in blocks of a layout of the device", family="matmul",
+        _op, ["nested", "masked"], "values whose scales are in blocks of a layout of the device", family="matmul",
         hint="call it on x.values and wrap the result with x.with_values", aliases=[CALLED_BY[_op]],
     )  # fmt: skip
 trace_as(by_operator, by_operator_traced)

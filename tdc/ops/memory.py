@@ -48,7 +48,7 @@ def share_memory(td: TensorDict) -> TensorDict:
 def pin_memory(td: TensorDict) -> TensorDict:
     """The same in page-locked memory, all tensors in one storage, from which a copy to a GPU need not wait.
 
-    Leaves that lie on a device stay. A DataLoader calls this with `pin_memory=True`.
+    Leaves on a device stay. A DataLoader calls this with `pin_memory=True`.
 
     Raises:
         UnsupportedError: torch finds no accelerator, which is what memory is locked for.

@@ -281,7 +281,7 @@ def sgn(x: Any) -> Tensor:
 def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
     """In evaluation the slope is the mean, for which vmap has a rule."""
     if lower > upper:
-        raise ShapeError(message("rrelu", "lower <= upper", f"{lower} and {upper}", hint="the slope lies between them"))
+        raise ShapeError(message("rrelu", "lower <= upper", f"{lower} and {upper}", hint="the slope is between them"))
     return F.rrelu(x, lower, upper, training) if training else F.leaky_relu(x, (lower + upper) / 2)
 
 

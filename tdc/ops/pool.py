@@ -132,7 +132,7 @@ def avg_pool(op: Op, n: int) -> Op:
 def sums(x: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: int) -> Tensor:
     """Sums of windows by a divisor; torch has it in two and three dims.
 
-    With padding, the derivative on a GPU is wrong where channels lie innermost, as they do in packed rows (torch 2.11).
+    With padding, the derivative on a GPU is wrong where channels are innermost, as in packed rows (torch 2.11).
     """
     x = x.contiguous() if any(padding) else x
     if len(kernel) == 3:

@@ -240,9 +240,9 @@ def common(op: Op, x: Ragged, dim: int, index: Tensor) -> tuple[int, Tensor]:
 
 
 def flat_examples(op: Op, x: Ragged) -> Any:
-    """Each example flattened, `(B, -1)`; an UnsupportedError where its elements lie apart."""
-    lies_apart = x.structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims != (1,)
-    if lies_apart or x._batch_dim:
+    """Each example flattened, `(B, -1)`; an UnsupportedError where its elements are apart."""
+    apart = x.structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims != (1,)
+    if apart or x._batch_dim:
         hint = "x.transpose(a, b) brings the ragged dim behind the batch"
         raise UnsupportedError(message(op, "the ragged dim behind the batch", describe(x), hint=hint))
     if isinstance(x, NestedTensor):

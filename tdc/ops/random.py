@@ -42,7 +42,7 @@ def gumbel_softmax_ragged(logits: Any, tau: float = 1, hard: bool = False, eps: 
     if not data.is_floating_point():
         raise DtypeError(message("gumbel_softmax", "floating point logits", describe(logits), hint="x.float()"))
     if d == logits._batch_dim:
-        hint = "name the dim that the choices lie along, e.g. dim=-1"
+        hint = "name the dim of the choices, e.g. dim=-1"
         raise UnsupportedError(message("gumbel_softmax", "a static or ragged dim", "the batch", hint=hint))
     drawn = -torch.empty_like(data).exponential_().log()
     soft = torch.softmax(with_data(logits, (data + drawn) / tau), d)

@@ -114,7 +114,7 @@ def check_mode(
 
 
 def steps(mode: str, own: Sequence[Tensor], spans: Sequence[Span]) -> list[Tensor | None]:
-    """How far apart the positions of a result are along each dim, (B,); None where that follows from the sizes.
+    """The steps from position to position of a result along each dim, (B,); None where that follows from the sizes.
 
     torch 2.13 copies a dim whose size happens to stay, whatever the scale. On CPU linear modes do so by the dim, and so
     does "nearest" of images of up to 128 rows and columns together, where a size that happens to double repeats each

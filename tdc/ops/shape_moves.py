@@ -164,7 +164,7 @@ def channel_shuffle_ragged(input: Any, groups: int) -> Ragged:
 
 
 def view_as_complex(x: Any) -> Ragged:
-    """Numbers whose parts lie along the last dim; a ShapeError where it is ragged or the batch, or has another size."""
+    """Numbers whose parts are the last dim; a ShapeError where it is ragged, the batch, or of another size."""
     if x.ndim - 1 in (x._batch_dim, *x.ragged_dims) or x.shape[-1] != 2:
         hint = "torch.stack([real, imag], -1)"
         raise ShapeError(message("view_as_complex", "a static last dim of size 2", describe(x), hint=hint))
@@ -194,7 +194,7 @@ for _op, _reason, _hint in (
     (torch.meshgrid, "a grid of two dims for each row, both ragged", "torch.stack of x[:, :, None] and y[:, None]"),
     (torch.cartesian_prod, "as many elements as the lengths of a row multiply to", "tdc.pack of each row's product"),
     (torch.combinations, "as many elements as pairs in a row", "tdc.pack of each row's combinations"),
-    (torch.block_diag, "rows would lie in one matrix", "torch.block_diag(*x.unbind())"),
+    (torch.block_diag, "rows would share one matrix", "torch.block_diag(*x.unbind())"),
     (F.fold, "one output size for images of several sizes", "F.fold of each row"),
 ):  # fmt: skip
     unsupported(_op, ["nested", "masked"], _reason, family="shape", hint=_hint)

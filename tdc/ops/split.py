@@ -75,7 +75,7 @@ def split(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
 
 
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-    """So many parts of nearly equal length; along the ragged dim of each row, none of them left out."""
+    """Parts of nearly equal length; along the ragged dim of each row, none of them left out."""
     d = normal_dim(dim, dims_of(x), "chunk")
     if not is_ragged(x, d):
         return apart(x, d, chunk_lengths(chunks, shape_of(x)[d]))
@@ -86,7 +86,7 @@ def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
 def tensor_split(
     x: Any, indices_or_sections: Any = None, dim: int = 0, *, sections: Any = None, indices: Any = None
 ) -> tuple[Any, ...]:
-    """So many parts whose lengths differ by one at most, or parts between positions."""
+    """Parts whose lengths differ by one at most, or parts between positions."""
     d = normal_dim(dim, dims_of(x), "tensor_split")
     given = indices_or_sections if indices_or_sections is not None else sections if indices is None else indices
     given = between(given, is_ragged(x, d))

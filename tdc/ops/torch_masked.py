@@ -85,7 +85,7 @@ def var(
 
 
 def real(x: Any, mask: Any, dim: Any, keepdim: bool) -> Any:
-    """How many elements the mask leaves."""
+    """The number of elements that the mask leaves."""
     return covered(torch.ones_like(x, dtype=torch.int64), mask, 0).sum(all_of(x, dim), keepdim)
 
 
