@@ -223,7 +223,8 @@ def structure_and_total(
     """
     s, total = x.structure, None
     if len(numbers) == s.ragged_ndim and all([span.linear for span in spans]):
-        grown = x.values.shape[s.packed_dim] * math.prod([span.times for span in spans])
+        times: Any = math.prod([span.times for span in spans])
+        grown = x.values.shape[s.packed_dim] * times
         if len(spans) == 1:
             total = grown + s.batch_size * spans[0].add
         elif all([span.add == 0 for span in spans]):
