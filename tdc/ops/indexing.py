@@ -65,8 +65,8 @@ def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Ragge
         data, index = data_of(x), data_of(indices)
         pairs = enumerate(zip(data.shape, index.shape, strict=True))
         sizes = [-1 if a in skip else m if n == 1 else n for a, (n, m) in pairs]
-        data = expanded(op, data, sizes)
-        x, indices = with_data(x, data), with_data(indices, expanded(op, index, sizes))
+        data, index = expanded(op, data, sizes), expanded(op, index, sizes)
+        x, indices = with_data(x, data), with_data(indices, index)
         size = each_entry(indices, sizes_along(x, d)) if among else data.shape[axis]
         return gather_ragged(x, d, with_data(indices, torch.where(index < 0, index + size, index)))
     if not isinstance(indices, Tensor):
