@@ -1,7 +1,6 @@
-"""Refuses an argument of another kind before anything reads it, so that no error comes from inside.
+"""Checks of arguments before anything reads them, so that no error comes from inside.
 
-Invariant: metadata only. A graph keeps the checks of containers and of constants; that of functions ends where it
-begins, since Dynamo cannot tell whether any object is one.
+Invariant: metadata only. A graph keeps the checks of containers and of constants.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tdc.core.dynamo import is_symbol, trace_as
+from tdc.core.dynamo import is_symbol, skipped_in_graphs, trace_as
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
 from tdc.core.typing import OpName
 
@@ -32,13 +31,13 @@ MADE = {
 
 
 def expect(op: str, x: Any, *classes: type, of: str = "") -> None:
-    """Refuse what is an instance of none of these classes.
+    """Refuse an argument that is an instance of none of these classes.
 
     Args:
         of: what the argument is, where the class does not say it.
 
     Raises:
-        DtypeError: it is none.
+        DtypeError: it is of another class.
 
     Example:
         >>> from torch import Tensor
@@ -52,15 +51,16 @@ def expect(op: str, x: Any, *classes: type, of: str = "") -> None:
         raise DtypeError(message(op, f"a {' or a '.join(names)}{of}", describe(x), hint=MADE[names[0]]))
 
 
+@skipped_in_graphs  # which cannot make this check
 def expect_function(op: str, *fns: Any) -> None:
-    """Refuse what cannot be called, with a DtypeError."""
+    """Refuse objects that cannot be called, with a DtypeError."""
     for fn in fns:
         if not callable(fn):
             raise DtypeError(message(op, "a function", describe(fn), hint="the function itself, e.g. torch.relu"))
 
 
 def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
-    """Refuse with a DtypeError what is no (whole) number; tensors and arrays without dims are numbers."""
+    """Refuse with a DtypeError all but (whole) numbers; tensors and arrays without dims are numbers."""
     for x in numbers:
         real = getattr(getattr(x, "dtype", None), "is_floating_point", False)  # a tensor has all methods of numbers
         is_number = hasattr(x, "__index__") and not real if whole else hasattr(x, "__float__")
@@ -71,7 +71,7 @@ def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
 
 
 def expect_at_least(op: OpName, least: int, name: str, *numbers: Any) -> None:
-    """Refuse what is no int with a DtypeError, and an int below `least` with a ShapeError."""
+    """Refuse all but ints with a DtypeError, and an int below `least` with a ShapeError."""
     expect_number(op, *numbers, whole=True)
     if any([n < least for n in numbers]):
         raise ShapeError(message(op, f"{name} of {least} or more", f"{min(numbers)}", hint=f"{name}={max(least, 1)}"))
@@ -88,17 +88,17 @@ def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:
 
 
 def is_infinite(x: float) -> bool:
-    """Whether a number is an infinity; of a symbol, which varies in a graph, torch answers `x == inf` with no."""
+    """True if a number is an infinity; of a symbol torch answers `x == inf` with False."""
     return abs(x) > sys.float_info.max
 
 
 def shown(n: int) -> str:
-    """A number in the text of an assertion; one that varies in a graph is called n."""
+    """A number in the text of an assertion; a symbol of a graph is called n."""
     return f"{n}"
 
 
 def shown_traced(n: int) -> str:
-    """What Dynamo traces instead of `shown`."""
+    """Replace `shown` in graphs."""
     return "n" if is_symbol(n) else f"{n}"
 
 
@@ -122,8 +122,7 @@ def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str =
 
 
 def check_entries(entries: dict[str, Any]) -> None:
-    """A keyword is a key of data: one that is nearly an argument, with a setting, is refused, and so is a flag, a str
-    or None. A mapping may hold such a key."""
+    """Refuse keywords that are nearly an argument, or hold a flag, a str or None: keywords are keys of data."""
     for name, value in entries.items():
         arguments = ("device",) if isinstance(value, str) else ARGUMENTS
         near = get_close_matches(name, arguments, 1, 0.8) if isinstance(value, (int, str, list, tuple)) else []
@@ -134,7 +133,7 @@ def check_entries(entries: dict[str, Any]) -> None:
 
 
 def expect_number_traced(op: OpName, *numbers: Any, whole: bool = False) -> None:
-    """What Dynamo traces in place of `expect_number`: what varies is a number of its own kind."""
+    """Replace `expect_number` in graphs, where a symbol is a number of its own kind."""
     for x in numbers:
         if x is None or isinstance(x, (str, tuple, list)) or (whole and isinstance(x, (bool, float))):
             hint = "int(x)" if isinstance(x, bool) else "a Python number"
@@ -142,7 +141,6 @@ def expect_number_traced(op: OpName, *numbers: Any, whole: bool = False) -> None
 
 
 trace_as(expect_number, expect_number_traced)
-trace_as(expect_function, lambda *args, **kwargs: None)  # a graph cannot make this check
 
 
 def normal_dim(dim: int, ndim: int, op: OpName) -> int:

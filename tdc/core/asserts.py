@@ -36,7 +36,7 @@ def assert_data(condition: Tensor, text: str) -> None:
 
 
 def assert_traced(condition: Tensor, text: str) -> None:
-    """Dynamo traces this instead of `assert_data`."""
+    """Replace `assert_data` in graphs."""
     if exporting():
         assert_async(condition, text)
     else:
@@ -48,7 +48,7 @@ def no_result(condition: Tensor, text: str) -> None:
 
 
 def over_members(op: Any, info: Any, in_dims: Any, condition: Tensor, text: str) -> tuple[None, None]:
-    """Under vmap the condition is that of all members."""
+    """Under vmap all examples share one condition."""
     op(condition.all(), text)
     return None, None
 

@@ -1,16 +1,15 @@
-"""What `tdc` asks of the private parts of torch, one function for each thing wanted (torch 2.11-2.15).
+"""Private parts of torch that `tdc` needs, a function for each (torch 2.11-2.15).
 
-    marks         a function whose result is a constant of the graph, another function in its stead, sizes that vary
-    questions     whether operations run as they are called, under a transform of `torch.func`, on which line of a user
-    features      what not every torch can do; each is asked of torch itself, not of its version
-    storage       what tensors share, and modules that load late
+    marks         constants of a graph, functions that a graph replaces or skips, sizes that vary
+    questions     is code traced, under a transform of `torch.func`, under a dispatch mode; is a size known
+    features      what not every torch has; asked of torch itself, not of its version
+    storage       memory that tensors share, and modules that load late
 
-Dynamo knows its marks by the names of attributes. They are set here by hand, since to import Dynamo takes a second.
-What torch.compile, `torch.export` and Inductor are asked besides is in `tdc/compile/_torch/`.
+Dynamo knows its marks by the names of attributes, set here by hand since an import of Dynamo takes a second. What
+torch.compile, `torch.export` and Inductor are asked besides is in `tdc/compile/_torch/`.
 
-Invariants: no other module names what is private to torch, but for `core/levels.py` and `core/pytree.py`. Each name is
-found by `core/private.py`, and one that is gone costs a feature. `core/probes.py` asks whether the torch that is
-installed still does what its names say.
+Invariants: beside `core/levels.py` and `core/pytree.py` no other module of the room names private parts of torch. Each
+name is found by `core/private.py`; one that is gone costs a feature. `core/probes.py` tests that they still work.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -34,28 +34,23 @@ internals: Any = torch  # parts of torch without types
 
 
 def always(*args: Any) -> bool:
-    """The careful answer where a question cannot be asked: a transform is active, so plain rules run."""
+    """True: the careful answer where a question cannot be asked, so that plain rules run."""
     return True
 
 
 def never(*args: Any) -> bool:
-    """What Dynamo traces in place of questions that are about eager code."""
+    """False: the answer where a question cannot be asked."""
     return False
-
-
-def no_levels() -> list[Any]:
-    """Transforms of `torch.func` where torch does not list them."""
-    return []
 
 
 # -- marks
 
 
 def constant(fn: Fn) -> Fn:
-    """Mark a function of Python constants: a graph runs it once, while it is traced, and holds what it returned.
+    """Mark a function of Python constants: a graph runs it once, while it is traced, and holds its result.
 
-    As `torch._dynamo.assume_constant_result`. What the function does costs no time to trace. For decisions, such as
-    positions and yes or no, not for keys: Dynamo cannot trace `type(x)` of a result.
+    As `torch._dynamo.assume_constant_result`. Not for functions that return keys: Dynamo cannot trace `type(x)` of a
+    result.
     """
     fn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what Dynamo looks for
     return fn
@@ -63,13 +58,29 @@ def constant(fn: Fn) -> Fn:
 
 def trace_as(fn: Callable[..., Any], by: Callable[..., Any]) -> None:
     """Let Dynamo trace another function where the program calls `fn`, as `torch.compiler.substitute_in_graph` does for
-    functions of C: in a graph the one runs, eagerly the other."""
+    functions of C."""
     fn._torchdynamo_inline = by  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
+def skipped_in_graphs(fn: Fn) -> Fn:
+    """Decorate a check or question of eager calls: a graph skips it, and takes None, which is false, for the answer."""
+    trace_as(fn, nothing)
+    return fn
+
+
+def unchanged_in_graphs(fn: Fn) -> Fn:
+    """Decorate a function that eagerly replaces its first argument: a graph goes on with that argument."""
+    trace_as(fn, first_of)
+    return fn
+
+
+def first_of(x: Any, *others: Any) -> Any:
+    return x
+
+
 def trace_with_grad(fn: Callable[..., Any], by: Callable[..., Any] | None = None) -> None:
-    """`trace_as` for a function called in a backward: another function, or itself, with a grad mode that is on. Dynamo
-    traces a backward with the grad mode off, and what is done there has no derivative (2.11-2.13)."""
+    """`trace_as` for a function called in a backward, by another function or itself: Dynamo traces a backward with grad
+    mode off, and a graph turns it on, so that the gradient has a derivative (2.11-2.13)."""
     run = by or with_own_graphs(fn)
 
     def traced_with_grad(*args: Any) -> Any:
@@ -80,9 +91,9 @@ def trace_with_grad(fn: Callable[..., Any], by: Callable[..., Any] | None = None
 
 
 def mark_dynamic(x: Tensor, *dims: int) -> Tensor:
-    """Tell torch.compile that the sizes of `dims` vary, so that the first graph serves all sizes. Returns the tensor.
+    """Tell torch.compile that the sizes of `dims` vary, as `torch._dynamo.maybe_mark_dynamic`. Returns the tensor.
 
-    The same mark as `torch._dynamo.maybe_mark_dynamic`. A graph's results carry it on to the next graph.
+    A graph's results carry the mark on to the next graph.
     """
     marked: Any = x
     if hasattr(x, "_dynamo_weak_dynamic_indices"):
@@ -113,13 +124,12 @@ def mark_address(x: Tensor) -> None:
 
 
 def has_address(x: Tensor) -> bool:
-    """Whether a tensor has that mark."""
+    """True if a tensor has that mark."""
     return hasattr(x, "_dynamo_static_input_type")
 
 
 def mark_traced(x: Tensor, *dims: int) -> Tensor:
-    """What Dynamo traces in place of `mark_dynamic`: it cannot mark one of several results of an operation (`chunk`,
-    `unbind`), but it can mark a view of it."""
+    """Replace `mark_dynamic` in graphs: Dynamo marks a view, but not one of several results (`chunk`, `unbind`)."""
     view: Any = x.view_as(x)
     view._dynamo_weak_dynamic_indices = {*dims}  # `set` would be a guard
     return view
@@ -136,13 +146,13 @@ under_transform: Callable[[], bool] = find_or(  # of torch.func; can be traced
     always, "torch:_C._are_functorch_transforms_active", feature="eager calls told", lost="speed of eager calls"
 )
 interpreter_stack: Callable[[], list[Any] | None] = find_or(
-    no_levels, "torch:_C._functorch.get_interpreter_stack", feature="transforms listed",
+    list, "torch:_C._functorch.get_interpreter_stack", feature="transforms listed",
     lost="forward-mode derivatives of some operators",
 )  # fmt: skip
 is_wrapped: Callable[[Tensor], bool] = find_or(
     never, "torch:_C._functorch.is_functorch_wrapped_tensor", feature="assertions under vmap", lost="a check"
 )
-is_batched: Callable[[Any], bool] = find_or(  # whether a tensor stands for one example of a vmap; can be traced
+is_batched: Callable[[Any], bool] = find_or(  # True of a vmapped tensor; can be traced
     never, "torch:_C._functorch.is_batchedtensor", feature="vmapped tensors told", lost="lanes of tdc.batch"
 )
 count_modes: Callable[[], int] = find_or(
@@ -150,19 +160,39 @@ count_modes: Callable[[], int] = find_or(
 )
 
 
+@skipped_in_graphs
 def eager() -> bool:
-    """Whether operations run as they are called: neither traced nor under a transform of `torch.func`."""
+    """True if operations run as they are called: neither traced nor under a transform of `torch.func`."""
     return not under_transform()
 
 
+@skipped_in_graphs
 def readable() -> bool:
-    """Whether tensors have numbers that can be read: `eager`, and under no dispatch mode, as `torch.export` traces, but
-    for those that only watch and say so by an attribute `watches`."""
+    """True if tensors have numbers: `eager`, and under no dispatch mode, such as that of `torch.export`, except modes
+    that only watch and say so by an attribute `watches`."""
     return not (under_transform() or under_mode())
 
 
+@skipped_in_graphs
+def has_numbers(*tensors: Any) -> bool:
+    """True if the numbers of all tensors can be read."""
+    return readable() and all([type(x) in (*PLAIN, torch.nn.Parameter) and not x.is_meta for x in tensors])
+
+
+@skipped_in_graphs
+def is_on_host(x: Tensor) -> bool:
+    """True if reading the numbers of a tensor takes no sync: on CPU, where there are numbers to read."""
+    return type(x) is Tensor and x.is_cpu and readable()
+
+
+@skipped_in_graphs
+def ints_of(*tensors: Tensor) -> list[int] | None:
+    """Tensors of one whole number as ints, a device sync; None where there are no numbers to read."""
+    return [int(x.item()) for x in tensors] if readable() else None
+
+
 def under_mode() -> bool:
-    """Whether a dispatch mode decides what operations do, as where a graph is traced; one that watches does not."""
+    """True if a dispatch mode decides what operations do, as where a graph is traced; one that watches does not."""
     modes = count_modes()
     return modes is True or (bool(modes) and not only_watched(modes))  # True where torch does not count them
 
@@ -174,27 +204,24 @@ def only_watched(modes: int) -> bool:
     return all([hasattr(mode_at(i), "watches") for i in range(modes)])
 
 
-trace_as(eager, never)
-trace_as(readable, never)
-
-
 def version(x: Any) -> int:
-    """How often a tensor was changed in place."""
+    """Number of changes of a tensor in place."""
     return x._version if type(x) is Tensor else 0
 
 
 PLAIN: set[type] = {Tensor}  # classes of tensors that hold their own numbers
 
 
+@skipped_in_graphs
 def content(x: Tensor) -> int | None:
-    """What tells apart the contents that `x` has had, where numbers read from it now may serve later calls.
+    """Version of the content of `x`, by which numbers read from it now may serve later calls.
 
-    None where they may not: where `x` is not `readable`, and for a tensor of inference mode, which does not count its
-    changes in place.
+    None where they may not: where `x` is not `readable`, and for a tensor of inference mode, which counts no changes.
     """
     return None if type(x) not in PLAIN or not readable() or x.is_inference() else x._version
 
 
+@skipped_in_graphs
 def stamp(x: Tensor) -> Stamp | None:
     """`content` for a tensor computed from `x`: on CUDA one for each stream, and none while a CUDA graph records."""
     now = content(x)
@@ -205,38 +232,29 @@ def stamp(x: Tensor) -> Stamp | None:
 
 @constant
 def exporting() -> bool:
-    """Whether a graph is traced to be exported. Dynamo of torch 2.11 takes `torch.compiler.is_exporting` for True."""
+    """True if a graph is traced to be exported. Dynamo of torch 2.11 takes `torch.compiler.is_exporting` for True."""
     return torch.compiler.is_exporting()
 
 
 @constant
 def in_direction() -> bool:
-    """Whether a `torch.func.jvp` is around the call."""
+    """True if a `torch.func.jvp` is around the call."""
     return any([level.key().name == "Jvp" for level in interpreter_stack() or ()])
 
 
-def takes_functions() -> bool:
-    """Whether autograd functions may be called: in a graph under one `torch.func.grad` or `vmap` at most."""
-    return True
-
-
 @constant
-def takes_functions_traced() -> bool:
-    """What Dynamo traces in place of `takes_functions`."""
-    stack = interpreter_stack() or ()
-    return len(stack) <= 1 and not in_direction()
-
-
-trace_as(takes_functions, takes_functions_traced)
+def takes_functions() -> bool:
+    """True if Dynamo takes autograd functions here: under one `torch.func.grad` or `vmap` at most."""
+    return len(interpreter_stack() or ()) <= 1 and not in_direction()
 
 
 def known(condition: bool) -> bool:
-    """Whether a condition on sizes holds; no where a graph does not know them, as those of `x @ x.transpose(1, 2)`."""
+    """True if a condition on sizes holds; False where a graph does not know them, as of `x @ x.transpose(1, 2)`."""
     return condition if isinstance(condition, bool) else known_symbol(condition)
 
 
 def known_symbol(condition: bool) -> bool:
-    """`known` of sizes in a graph. Whoever traces has loaded the module."""
+    """`known` of sizes in a graph, whose tracer has loaded the module."""
     if not asks("guard_or_false"):
         return bool(condition)
     return internals.fx.experimental.symbolic_shapes.guard_or_false(condition)
@@ -253,12 +271,12 @@ trace_as(known, known_symbol)
 
 
 def certain(condition: bool) -> bool:
-    """Whether a condition on sizes holds for all that a graph serves, without a guard on it."""
+    """True if a condition on sizes holds for all that a graph serves, without a guard on it."""
     return condition if isinstance(condition, bool) else certain_symbol(condition)
 
 
 def certain_symbol(condition: bool) -> bool:
-    """`certain` of sizes in a graph. Whoever traces has loaded the module."""
+    """`certain` of sizes in a graph, whose tracer has loaded the module."""
     return asks("statically_known_true") and internals.fx.experimental.symbolic_shapes.statically_known_true(condition)
 
 
@@ -266,17 +284,17 @@ trace_as(certain, certain_symbol)
 
 
 def is_symbol(n: int) -> bool:
-    """Whether a number is a symbol of a graph. Whoever traces has loaded the module."""
+    """True if a number is a symbol of a graph, whose tracer has loaded the module."""
     return asks("has_static_value") and not internals.fx.experimental.symbolic_shapes.has_static_value(n)
 
 
 def is_zero(n: int) -> bool:
-    """Whether a size is `known` to be 0."""
+    """True if a size is `known` to be 0."""
     return known(n == 0)
 
 
 def hold(condition: bool) -> None:
-    """Say that a condition on sizes holds, to a graph that does not know them; it is checked when the graph runs."""
+    """Tell a graph that a condition on sizes holds; it is checked when the graph runs."""
     internals._check(condition)
 
 
@@ -291,12 +309,12 @@ def smaller(a: int, b: int) -> int:
 
 
 def larger_traced(a: int, b: int) -> int:
-    """What Dynamo traces in place of `larger`: `torch.sym_max` of two that a graph knows breaks it (torch 2.11)."""
+    """Replace `larger` in graphs, which `torch.sym_max` of two known sizes breaks (torch 2.11)."""
     return max(a, b)
 
 
 def smaller_traced(a: int, b: int) -> int:
-    """What Dynamo traces in place of `smaller`."""
+    """Replace `smaller` in graphs."""
     return min(a, b)
 
 
@@ -304,8 +322,9 @@ trace_as(larger, larger_traced)
 trace_as(smaller, smaller_traced)
 
 
+@unchanged_in_graphs
 def without_vmap(condition: Tensor) -> Tensor:
-    """A condition for all members of a `torch.vmap`, which has no rule for assertions, below the levels of `grad`."""
+    """A vmapped condition as one for all examples, below the levels of `grad`: vmap has no rule for assertions."""
     while is_wrapped(condition):
         mapped, condition = is_batched(condition), unwrapped(condition)
         condition = condition.all() if mapped else condition
@@ -318,17 +337,14 @@ def unwrapped(x: Tensor) -> Tensor:
     return found
 
 
-trace_as(without_vmap, lambda *args: args[0])
-
-
 def program_stack() -> traceback.StackSummary:
-    """The calls that led here, outermost first: those of the program that Dynamo traces, else those of Python."""
+    """Calls that led here, outermost first: of the program that Dynamo traces, else of Python."""
     return traced_stack() or traceback.extract_stack()
 
 
 @optional("lines of traced programs", lost="the line in errors of compiled code", instead=nothing)
 def traced_stack() -> traceback.StackSummary | None:
-    """The calls of the program that Dynamo traces; None where nothing is traced."""
+    """Calls of the program that Dynamo traces; None where nothing is traced."""
     context = find("torch._guards:TracingContext")
     return context.extract_stack() if context.try_get() is not None else None
 
@@ -343,18 +359,18 @@ def has_kernel(name: str, key: str) -> bool:
 
 
 def maps_views_of_bits() -> bool:
-    """Whether `torch.vmap` has a rule for `x.view(dtype)` (from torch 2.12)."""
+    """True if `torch.vmap` has a rule for `x.view(dtype)` (from torch 2.12)."""
     return has_kernel("view.dtype", "FuncTorchBatched")
 
 
 @constant
 def has_gradients_in_graphs() -> bool:
-    """Whether `torch.func` in a graph has those of operators, and of `index_select` where sizes vary (torch 2.12)."""
+    """True if `torch.func` in a graph differentiates operators, and `index_select` where sizes vary (torch 2.12)."""
     return torch.__version__ >= "2.12"
 
 
 def recorded_operations(fn: Callable[[], Any]) -> list[Any]:
-    """The operations that a call runs, as a dispatch mode sees them. The first call takes seconds."""
+    """Operations that a call runs, as a dispatch mode sees them. The first call takes seconds."""
     seen: list[Any] = []
     with watching(lambda op, args, kwargs: seen.append(op), reads=False):
         fn()
@@ -365,7 +381,7 @@ def watching(see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None], reads:
     """A block in which `see(op, args, kwargs)` is called before each operation of torch runs.
 
     Args:
-        reads: whether tensors stay `readable` there, so that the same operations run as elsewhere.
+        reads: True if tensors stay `readable` there, so that the same operations run as elsewhere.
     """
 
     class Watching(find("torch.utils._python_dispatch:TorchDispatchMode")):
@@ -392,8 +408,10 @@ def configured(fn: Callable[[], Out], **settings: bool) -> Out:
 
 
 def with_own_graphs(fn: Any) -> Any:
-    """The same function, compiled anew: torch.compile keeps graphs, and their limit, on the code object. What is no
-    Python function or method, such as a module, or wraps one, is returned as it is."""
+    """The same function with graphs of its own, which torch.compile keeps, with their limit, on the code object.
+
+    A module, or anything but a Python function or method, is returned as it is.
+    """
     if isinstance(fn, MethodType):
         return MethodType(with_own_graphs(fn.__func__), fn.__self__)
     if not isinstance(fn, FunctionType) or hasattr(fn, "__wrapped__"):
@@ -403,9 +421,13 @@ def with_own_graphs(fn: Any) -> Any:
     return own
 
 
+@cache
 @optional("batches found in tuples", lost="torch.cat of a tuple in graphs; a list works", instead=nothing)
 def find_in_tuples() -> None:
-    """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15)."""
+    """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15).
+
+    The one change of this library to Dynamo itself, made once, when the first row is traced.
+    """
     module = find("torch._dynamo.variables.torch_function")
     flatten = find("torch._dynamo.variables.torch_function:_flatten_vts", takes=("vts",))
     tuples = find("torch._dynamo.variables.lists:TupleVariable")
@@ -414,15 +436,14 @@ def find_in_tuples() -> None:
         found = flatten(vts)
         return [x for vt in found for x in (flattened(vt.items) if type(vt) is tuples else [vt])]  # a Size is none
 
-    if flatten.__module__ != __name__:
-        module._flatten_vts = flattened
+    module._flatten_vts = flattened
 
 
 # -- storage
 
 
 def storage_id(x: Tensor) -> int:
-    """What tensors that share memory have in common."""
+    """Identity of the memory that tensors share."""
     storage: Any = x.untyped_storage()
     return getattr(storage, "_cdata", None) or storage.data_ptr()
 
@@ -456,5 +477,5 @@ def flex_module() -> ModuleType:
 
 
 def jagged_layout(x: Any) -> tuple[int, int | None]:
-    """The ragged dim of one of torch's jagged tensors, and the longest length where it is known."""
+    """Ragged dim of one of torch's jagged tensors, and the longest length where it is known."""
     return x._ragged_idx, x._maybe_max_seqlen

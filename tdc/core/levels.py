@@ -1,24 +1,13 @@
-"""What the kernel of an operator for autograd does at one level of `torch.func` (torch 2.11-2.15).
+"""Autograd functions and operators at one level of `torch.func` (torch 2.11-2.15).
 
     vmap(grad(f))    an operator comes down from grad to vmap to none, through its kernel for autograd where a level
                      differentiates
-
-    below_autograd   the operator at the next level down
-    at_level         an autograd function at this level alone
-    also_below       its derivative in a direction, with directions of levels below
-    recording        gradients inside a kernel, where it computes them by autograd
-    unrecorded       operations inside a kernel that takes many, without what autograd keeps of views and versions
-    applied          an autograd function at all levels
-    in_forward_mode  True within a level of forward-mode AD
-    moving           the tensors that have a direction at this level
-    mapped           whether autograd maps over gradients, by the `vmap` that it has of its own
-    delayed_error    results without a derivative at this level
 
 `torch.autograd.Function.apply` begins again at the top, which a kernel is below. Dynamo traces it under no `vmap`, and
 leaves its derivative out of derivatives of derivatives. So under a transform a program calls the operator, see
 `core/operators.py`.
 
-Invariant: with `core/dynamo.py`, the place in `core` that names what is private to torch.
+Invariant: with `core/dynamo.py`, the place in `core` that names private parts of torch.
 """
 
 from __future__ import annotations
@@ -32,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tdc.core.dynamo import is_batched, never, under_transform, unwrapped
+from tdc.core.dynamo import is_batched, never, skipped_in_graphs, under_transform, unwrapped
 from tdc.core.errors import refusing
 from tdc.core.private import find, find_or, nothing, optional
 
@@ -65,7 +54,7 @@ is_legacy_batched: Callable[[Any], bool] = find_or(
 
 
 def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
-    """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
+    """Run an operation below autograd; `keys` is the dispatch key set that its kernel for autograd was given."""
     after = keyset_after_autograd()
     found: Tensor | tuple[Tensor, ...] | list[Tensor]
     if after is None:
@@ -84,8 +73,7 @@ def keyset_after_autograd() -> Any:
 
 
 def applied(function: Any, *inputs: Any) -> Any:
-    """`function.apply(*inputs)` of all inputs by position. Under no transform of `torch.func` it reads no signature,
-    which takes longer than many a kernel."""
+    """`function.apply(*inputs)` of all inputs by position, without a look at its signature where no transform is."""
     if under_transform():
         return function.apply(*inputs)
     base: Any = super(torch.autograd.Function, function)
@@ -125,8 +113,7 @@ def level_of(function: Any) -> Any:
 
 
 def also_below(jvp: Callable[..., Any]) -> Callable[..., Any]:
-    """The `jvp` of an autograd function with directions of levels below, which torch leaves out, silently: a direction
-    of a direction would be 0."""
+    """Decorate the `jvp` of an autograd function, whose tangents would silently lack those of levels below."""
 
     def run(ctx: Any, *directions: Any) -> Any:
         with forward_mode(True):
@@ -136,7 +123,7 @@ def also_below(jvp: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Still:
-    """The context of an autograd function, whose tensors have no direction at this level."""
+    """The context of an autograd function, whose tensors have no tangent at this level."""
 
     def __init__(self, ctx: Any) -> None:
         self.ctx = ctx
@@ -150,7 +137,7 @@ class Still:
 
 
 def still(x: Tensor) -> Tensor:
-    """A tensor without its direction at this level."""
+    """A tensor without its tangent at this level."""
     if is_batched(x):  # `vmap` has no rule for the operation
         dim, level = [find(f"torch:_C._functorch.maybe_get_{name}")(x) for name in ("bdim", "level")]
         found: Tensor = find("torch:_C._functorch._add_batch_dim")(still(unwrapped(x)), dim, level)
@@ -161,7 +148,7 @@ def still(x: Tensor) -> Tensor:
 
 @contextmanager
 def recording() -> Generator[None]:
-    """Record gradients inside a kernel, also where torch runs a graph below autograd, since nobody asks for its own."""
+    """A context in which autograd records inside a kernel, also where torch runs a graph below autograd."""
     with torch.enable_grad(), autograd_on():
         yield
 
@@ -176,7 +163,7 @@ def autograd_on() -> Any:
 
 
 def unrecorded() -> Any:
-    """A context for operations on what nobody else has seen: each takes up to half a microsecond less, a view half."""
+    """A context for operations on new tensors of a kernel, without the book-keeping of views and versions."""
     return below_views()
 
 
@@ -186,8 +173,9 @@ def in_forward_mode() -> bool:
     return level >= 0
 
 
+@skipped_in_graphs
 def moving(args: Iterable[Any]) -> list[Tensor]:
-    """The tensors that have a direction."""
+    """Tensors with a forward-mode tangent."""
     if not in_forward_mode() and not under_transform():  # as a rule, and to ask takes 4 us
         return []
     if is_excluded("ADInplaceOrView"):  # inside a kernel
@@ -196,7 +184,7 @@ def moving(args: Iterable[Any]) -> list[Tensor]:
 
 
 def mapped(tensors: Iterable[Tensor]) -> bool:
-    """Whether one is a batch of `torch.autograd.grad(is_grads_batched=True)`, for whom no kernel writes results."""
+    """True if one is batched by `torch.autograd.grad(is_grads_batched=True)`, which no kernel can write to."""
     return any([is_legacy_batched(t) for t in tensors])
 
 

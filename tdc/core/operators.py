@@ -23,13 +23,11 @@ from tdc.core.dynamo import (
     exporting,
     has_gradients_in_graphs,
     in_direction,
-    never,
-    readable,
     trace_as,
     under_transform,
 )
 from tdc.core.errors import StructureError, UnsupportedError, message
-from tdc.core.levels import applied, at_level, below_autograd, delayed_error, mapped, moving, unrecorded
+from tdc.core.levels import applied, at_level, below_autograd, delayed_error, moving, unrecorded
 
 library: Any = torch.library  # some of it has no types
 LIBRARY: Any = library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
@@ -44,10 +42,10 @@ def operator(
 
     Args:
         schema: its name, arguments and results, as torch writes them.
-        fake: its results without numbers, for graphs; of tensors that have another device there.
+        fake: its results without numbers, for graphs.
         sized: the sizes of its results follow from those of its arguments; else `fake` asks for a `new_size`.
         random: it draws random numbers, so that a graph does not compute it again.
-        members: `members(op, info, in_dims, *args)`, its results for all members of a `torch.vmap` and their dims.
+        members: `members(op, info, in_dims, *args)`, its batched results under `torch.vmap` and their dims.
         kernels: its function for each dispatch key, `CPU=` or `CUDA=`.
     """
     full = schema.partition("(")[0]
@@ -82,12 +80,12 @@ def new_size() -> int:
 
 
 def in_front(x: Tensor, dim: int | None, members: int) -> Tensor:
-    """The tensor of all members of a `torch.vmap`, which come first; one that is not mapped is the same for each."""
+    """A vmapped tensor with its batch in front; one that is not batched is expanded."""
     return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """An operator under `torch.vmap`: one member after another."""
+    """An operator under `torch.vmap`: one example after another."""
 
     def member(x: Any, dim: Any, i: int) -> Any:
         if type(x) in (list, tuple):
@@ -100,13 +98,13 @@ def one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tupl
 
 
 def unserved() -> bool:
-    """Whether a graph is traced in which operators of rows do not serve: one to be exported, which needs no Python
-    then; or one with a derivative in a direction, for which torch (2.11-2.13) compares sizes that are data."""
+    """True in a graph that takes no operators on rows: an exported one, so that it needs no Python; or one with a
+    forward-mode tangent, for which torch (2.11-2.13) compares data-dependent sizes."""
     return torch.compiler.is_exporting()
 
 
 def unserved_traced() -> bool:
-    """What Dynamo traces in place of `unserved`."""
+    """Replace `unserved` in graphs."""
     if under_transform() and not has_gradients_in_graphs():
         return True
     return exporting() or in_direction()
@@ -120,15 +118,14 @@ def itself(*args: Any) -> tuple[Any, ...]:
 
 
 def refuse_mapped(what: str, dims: Iterable[int | None]) -> None:
-    """A StructureError where `torch.vmap` maps what all members share."""
+    """Refuse with a StructureError batched arguments that all examples of a `torch.vmap` must share."""
     if any([d is not None for d in dims]):
         hint = f"map over values only: in_dims with None for {what}"
         raise StructureError(message("vmap", "one ragged structure for all members", f"mapped {what}", hint=hint))
 
 
 def meet(args: tuple[Any, ...]) -> None:
-    """Let Dynamo look at numbers, which it does where they are used: an autograd function is a graph of its own, and
-    what a symbol becomes there nobody outside may use (2.11-2.13)."""
+    """Make Dynamo guard on float arguments now: an autograd function is a graph of its own (2.11-2.13)."""
     _ = [isinstance(a, float) for a in args]
 
 
@@ -138,14 +135,13 @@ def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
     Under a transform of `torch.func` it is `forward`, eagerly and in a graph.
 
     Args:
-        directed: the same function with a derivative in a direction, which Dynamo (2.11-2.13) does not take.
+        directed: the same function with a `jvp`, which Dynamo (2.11-2.13) does not take.
     """
-    eager_function = directed or plain
 
     def run(*args: Any) -> Any:
-        if under_transform() or not (learning(args) or moving(args)):
+        if under_transform() or only_results(*args):
             return plain.forward(*args)
-        return applied(eager_function, *args)
+        return applied(directed or plain, *args)
 
     def run_traced(*args: Any) -> Any:
         meet(args)
@@ -175,8 +171,8 @@ def derive(op: Any, function: Any, inputs: Callable[..., tuple[Any, ...]] = itse
 
 
 def refuse_derivative(op: Any, text: str) -> None:
-    """Let autograd go through an operator up to the derivative of its results, which raises an error of this text:
-    as it is traced under `torch.func`, as it runs where a graph may only prepare for it."""
+    """Make the derivative of an operator's results an error of this text: while it is traced under `torch.func`, else
+    when it runs."""
 
     def kernel(keys: Any, *args: Any) -> Any:
         outs = below_autograd(op, keys, *args)
@@ -191,39 +187,22 @@ def refuse_derivative(op: Any, text: str) -> None:
 
 
 def only_results(*args: Any) -> bool:
-    """Whether an operation runs for its results alone: under no transform, with no gradient and no direction."""
+    """True if no transform is active and no argument requires grad or has a forward-mode tangent."""
     return not (under_transform() or learning(args) or moving(args))
 
 
-def at_hand(x: Tensor) -> bool:
-    """Whether the kernel of an operator can be called as a function, which is faster than through the dispatcher:
-    outside of graphs, modes and transforms, where nothing is differentiated, of a tensor like this one."""
-    return type(x) is Tensor and readable() and not mapped((x,))
-
-
-trace_as(at_hand, never)
-
-
 def directed(args: Sequence[Tensor]) -> bool:
-    """Whether a derivative in a direction is taken: by `torch.func.jvp` around the call, or of one of the tensors."""
+    """True if a forward-mode derivative is taken: by `torch.func.jvp` around the call, or of one of the tensors."""
     return in_direction() if under_transform() else bool(moving(args))
 
 
-def directed_traced(args: Sequence[Tensor]) -> bool:
-    """What Dynamo traces for `directed`."""
-    return in_direction()
-
-
-trace_as(directed, directed_traced)
-
-
 def learning(args: Iterable[Any]) -> list[Tensor]:
-    """The tensors that get a gradient."""
+    """Tensors that require grad."""
     return [a for a in args if isinstance(a, Tensor) and a.requires_grad] if torch.is_grad_enabled() else []
 
 
 class Refusal(torch.autograd.Function):
-    """Results that have no derivative."""
+    """Results whose derivative is an error."""
 
     @staticmethod
     def forward(ctx: Any, text: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as
-from tdc.core.private import find, find_or, nothing, optional
+from tdc.core.dynamo import skipped_in_graphs
+from tdc.core.private import find, find_or, optional
 from tdc.core.typing import Op
 
 internals: Any = torch  # parts of torch without types
@@ -32,10 +32,10 @@ LEFT_OUT: dict[Any, tuple[Op, ...]] = {
 
 
 def hand_on(module: Any, ops: tuple[Op, ...]) -> None:
-    """Put functions of a module into torch's list of those that it hands on to classes with `__torch_function__`.
+    """Add functions of a module to `torch.overrides.get_overridable_functions`.
 
-    Eagerly it hands on all of them. In a graph Dynamo goes by `torch.overrides.get_overridable_functions`, which leaves
-    some out, and refuses containers as their arguments. A list that Dynamo made before `tdc` was imported lacks them.
+    In a graph Dynamo refuses containers as arguments of functions that are not there. A list that Dynamo made before
+    `tdc` was imported lacks them.
     """
     known: list[Op] = internals.overrides.get_overridable_functions()[module]
     known += [op for op in ops if op not in known]
@@ -86,26 +86,19 @@ def argument_names(op: Any) -> list[str]:
 
 
 def schemas(name: str) -> list[tuple[tuple[str, bool, str], ...]]:
-    """The parameters of an operation of torch, in each of its forms: names, whether by position, too, and types.
+    """The parameters of an operation of torch, in each of its forms: names, True if by position, too, and types.
 
-    A type is `int`, or `int = ...` where there is a default. The forms of named tensors, which torch 2.11 still has,
-    are left out.
+    A type is `int`, or `int = ...` where there is a default. Forms of named tensors (torch 2.11) are left out.
     """
-    forms = forms_of(f"aten::{name}")
     return [
         tuple([("input" if a.name == "self" else a.name, not a.kwarg_only, declared(a)) for a in form.arguments])
-        for form in forms
+        for form in forms_of(f"aten::{name}")
         if any(["Tensor" in str(a.type) for a in form.arguments]) and not any([a.is_out for a in form.arguments])
         if "name" not in form.overload_name.lower()
     ]
 
 
-def no_forms(name: str) -> list[Any]:
-    """The schemas of an operation where torch does not tell them."""
-    return []
-
-
-@optional("signatures of torch", lost="stubs and errors for arguments by name", instead=no_forms)
+@optional("signatures of torch", lost="stubs and errors for arguments by name", instead=lambda name: [])
 def forms_of(name: str) -> list[Any]:
     """The schemas of an operation."""
     found: list[Any] = find("torch:_C._jit_get_schemas_for_operator")(name)
@@ -125,13 +118,12 @@ def kernel(name: str, lost: str) -> Any:
     return find_or(None, f"torch:ops.aten.{name}", feature=f"aten::{name}", lost=lost)
 
 
+@skipped_in_graphs
 def assert_now(condition: Tensor, text: str) -> None:
-    """An assertion that reads its condition; a graph leaves it out."""
+    """Assert a condition that is read on the host."""
     if not condition:
         raise RuntimeError(text)
 
-
-trace_as(assert_now, nothing)
 
 assert_async: Op = find_or(
     assert_now, "torch:ops.aten._assert_async.msg", feature="assertions that do not wait", lost="checks in graphs"

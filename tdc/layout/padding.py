@@ -1,10 +1,10 @@
 """Packing and padding: the index maps between packed and padded positions, and the gather they are made of.
 
-`exchange` moves rows along a partial bijection. Its gradient is the move along the inverse, its derivative in a
-direction the same move of the direction. So nothing is added up in any order of differentiation, forward or backward.
+`exchange` moves rows along a partial bijection. Its gradient is the move along the inverse, its forward-mode tangent
+the same move of the tangent. So nothing is added up in any order of differentiation, forward or backward.
 
 Dynamo (torch 2.11-2.13) traces no autograd.Function with a `jvp`, and none under several transforms. A graph holds one
-without, and plain operations, which torch differentiates, where it `takes_functions` no more.
+without, and plain operations, which torch differentiates, where it does not `takes_functions`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager, is_zero, known, larger, takes_functions, trace_as, trace_with_grad, under_transform
+from tdc.core.dynamo import is_zero, known, larger, takes_functions, trace_as, trace_with_grad
 from tdc.core.errors import ShapeError, message
-from tdc.core.levels import also_below, applied, moving
-from tdc.core.operators import learning
+from tdc.core.levels import also_below, applied
+from tdc.core.operators import only_results
 from tdc.core.slow_paths import announce
 from tdc.layout.segments import coordinates, row_ids, sizes_of, strides
 from tdc.layout.structure import Structure, once
 
-PLACED = (  # dtypes of `index_copy_` (torch 2.11-2.13), which lacks other unsigned ones and those of 8 bits
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,
-    torch.int32, torch.int64, torch.complex64, torch.complex128,
-)  # fmt: skip
 untyped: Any = torch  # whose stubs leave types open; a function uses one of the two names, since each is a guard
 
 
@@ -40,18 +36,14 @@ def exchange(
     Args:
         inverse, keep: index and valid of the way back.
     """
-    if not (under_transform() or learning((x,)) or moving((x,))):
-        return exchanged(x, index, valid, fill, inverse, keep)
+    if only_results(x):
+        return gathered(x, index, valid, fill)
     return applied(Both, x, index, valid, fill, inverse, keep)
 
 
-def exchange_traced(
-    x: Tensor, index: Tensor, valid: Tensor | None, fill: float, inverse: Tensor, keep: Tensor | None
-) -> Tensor:
-    """What Dynamo traces in place of `exchange`."""
-    if takes_functions():
-        return Exchange.apply(x, index, valid, fill, inverse, keep)
-    return gathered(x, index, valid, fill)
+def exchange_traced(x: Tensor, index: Tensor, valid: Tensor | None, fill: float, *back: Tensor | None) -> Tensor:
+    """Replace `exchange` in graphs."""
+    return Exchange.apply(x, index, valid, fill, *back) if takes_functions() else gathered(x, index, valid, fill)
 
 
 trace_as(exchange, exchange_traced)
@@ -83,17 +75,6 @@ def gathered(x: Tensor, index: Tensor, valid: Tensor | None, fill: float) -> Ten
     return out if valid is None else torch.where(valid.view(*valid.shape, *[1] * len(features)), out, fill)
 
 
-def exchanged(
-    x: Tensor, index: Tensor, valid: Tensor | None, fill: float, inverse: Tensor, keep: Tensor | None
-) -> Tensor:
-    """`exchange` without a derivative. Eagerly rows that all have a position are put there, which takes a third of the
-    time of a gather of all positions; a graph gathers, in one kernel with what uses the result."""
-    if valid is None or keep is not None or x.dtype not in PLACED or not eager():
-        return gathered(x, index, valid, fill)
-    out = x.new_full((index.numel(), *x.shape[1:]), fill)
-    return out.index_copy_(0, inverse.reshape(-1), x).view(*index.shape, *x.shape[1:])
-
-
 class Exchange(torch.autograd.Function):
     """`exchange` with its gradient."""
 
@@ -104,7 +85,7 @@ class Exchange(torch.autograd.Function):
     def forward(
         x: Tensor, index: Tensor, valid: Tensor | None, fill: float, inverse: Tensor, keep: Tensor | None
     ) -> Tensor:
-        return exchanged(x, index, valid, fill, inverse, keep)
+        return gathered(x, index, valid, fill)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -117,7 +98,7 @@ class Exchange(torch.autograd.Function):
 
 
 class Both(Exchange):
-    """`exchange` with its gradient, and its derivative in a direction."""
+    """`exchange` with its gradient and its forward-mode derivative."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -127,17 +108,15 @@ class Both(Exchange):
 
     @staticmethod
     @also_below
-    def jvp(ctx: Any, *directions: Any) -> Tensor:
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
         index, valid, inverse, keep = ctx.saved_tensors
-        return exchange(directions[0], index, valid, 0.0, inverse, keep)
+        return exchange(tangents[0], index, valid, 0.0, inverse, keep)
 
 
 @once
 def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool) -> tuple[Tensor, Tensor | None]:
-    """For each packed position the one in the flattened padded batch, (N,); with `cut` also whether it is in there.
-
-    A position that was cut off has 0.
-    """
+    """For each packed position the one in the flattened padded batch, (N,), 0 where it was cut off; with `cut` also a
+    mask of those that were not."""
     index, inside = row_ids(s, total), None
     for size, position in zip(padded, coordinates(s, total), strict=True):
         if cut:
@@ -148,7 +127,7 @@ def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool) -> 
 
 @once
 def pad_index(s: Structure, padded: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """For each position of the padded batch (B, *padded) the packed one, and whether it is real."""
+    """For each position of the padded batch (B, *padded) the packed one, and a mask of real positions."""
     index = s.offsets[:-1].view(-1, *[1] * len(padded))
     for r, size in enumerate(padded):
         step = torch.arange(size, device=index.device).view(-1, *[1] * (len(padded) - 1 - r))
@@ -172,7 +151,7 @@ def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float 
     """Packed to padded: (N, *D) -> (B, *padded, *D), `fill` where there is nothing.
 
     Args:
-        cut: some rows may be longer than `padded`; what lies beyond is left out and gets no gradient.
+        cut: some rows may be longer than `padded`; the rest is left out and gets no gradient.
     """
     announce("padding", "to_padded")
     padded = tuple([0 if is_zero(n) else n for n in padded])  # else torch (2.11-2.13) solves rows * n == 0 for the rows
@@ -182,14 +161,14 @@ def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float 
 
 
 def as_number(fill: float, dtype: torch.dtype) -> float:
-    """What padding holds as a number of the dtype, which it does not promote."""
+    """The fill of padding as a number that does not promote the dtype."""
     if dtype.is_floating_point or dtype.is_complex:
         return fill
     return bool(fill) if dtype == torch.bool else int(fill)
 
 
 def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
-    """Padded to packed: (B, *padded, *D) -> (N, *D). What lies outside the structure is never read."""
+    """Padded to packed: (B, *padded, *D) -> (N, *D). Padding is never read."""
     sizes = tuple(padded.shape[1 : 1 + s.ragged_ndim])
     index, valid = pad_index(s, sizes)
     flat = padded.flatten(0, s.ragged_ndim)

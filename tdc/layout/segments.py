@@ -1,9 +1,9 @@
-"""Arithmetic on the segments of a packed batch: lengths, row ids, reductions over rows.
+"""Arithmetic on the segments of a packed batch: lengths, row ids, spans, reductions over rows.
 
 A segment is the stretch of the packed axis that belongs to one example; `offsets` says where each begins. Everything
 here is plain traceable tensor code on a `Structure`.
 
-Invariant: nothing here reads a value on the host, except what says so.
+Invariant: nothing here reads a value on the host, except functions that say so.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tdc.core.dynamo import (
     exporting,
     has_gradients_in_graphs,
     hold,
+    is_on_host,
+    is_zero,
     readable,
     stamp,
-    trace_as,
 )
 from tdc.core.errors import ShapeError, describe, message
-from tdc.core.levels import moving
-from tdc.core.operators import new_size, operator, refuse_mapped
+from tdc.core.operators import new_size, only_results, operator, refuse_mapped
 from tdc.layout.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
 
 
@@ -74,27 +74,18 @@ def columns(sizes: Tensor, order: Sequence[int]) -> Tensor:
 
 def total_of(s: Structure) -> int:
     """Packed elements of all examples: one host read in eager, unless the structure was told its sizes; an unbacked
-    size in a graph."""
+    size in a graph. An exported graph needs no Python: there it is the size of an index of all elements."""
     known = elements(remembered(sizes_on_host, s))
     if known is not None:
         return known
-    return unbacked_total(s) if stamp(s.offsets) is None else int(s.offsets[-1])
+    if stamp(s.offsets) is not None:
+        return int(s.offsets[-1])
+    return torch.repeat_interleave(s.offsets.diff()).shape[0] if exporting() else as_size(s.offsets).shape[0]
 
 
 def elements(sizes: Tensor | None) -> int | None:
     """Packed elements of examples of ragged sizes (B, R) on the host; None of sizes that are not known there."""
     return None if sizes is None else int(sizes.prod(1).sum())
-
-
-def unbacked_total(s: Structure) -> int:
-    """Dynamo traces this instead of `total_of`. An exported graph needs no Python: there the size is that of an index
-    of all elements."""
-    if exporting():
-        return torch.repeat_interleave(s.offsets.diff()).shape[0]
-    return as_size(s.offsets).shape[0]
-
-
-trace_as(total_of, unbacked_total)
 
 
 def last_as_size(offsets: Tensor) -> Tensor:
@@ -135,8 +126,8 @@ def sizes_on_host(s: Structure) -> Tensor:
 
 
 def known_sizes(s: Structure) -> Tensor | None:
-    """Ragged sizes of each example on the host where that takes no sync; None where it would."""
-    return sizes_of(s) if s.offsets.device.type == "cpu" else remembered(sizes_on_host, s)
+    """Ragged sizes of each example on the host; None where that takes a sync, or there are no numbers to read."""
+    return sizes_of(s) if is_on_host(s.offsets) else remembered(sizes_on_host, s)
 
 
 def offsets_to_read(s: Structure) -> Tensor:
@@ -156,47 +147,32 @@ def offsets_on_host(s: Structure) -> Tensor:
 
 
 def on_host_too(s: Structure, fn: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """What a function makes of the ragged sizes, computed on the host: the size of a result need not be read then.
+    """A function of the ragged sizes computed on the host, so that the size of a result need not be read.
 
-    One read for each structure, unless it was told its sizes. None where it would save nothing, see `counts_on_host`.
+    One read for each structure, unless it was told its sizes. None where it saves nothing, see `counts_on_host`.
     """
     return fn(sizes_on_host(s)) if counts_on_host(s) else None
 
 
 def tell(t: Structure, sources: Sequence[Structure], fn: Callable[[list[Tensor]], Tensor]) -> Structure:
-    """Let a structure know its sizes on the host, which `fn` makes of those of others, where all of these know theirs.
-    Nothing is read. Returns the structure."""
+    """Tell a structure its sizes on the host, made by `fn` of those of others, where all of these know theirs.
+
+    Nothing is read. Returns the structure.
+    """
     if not counts_on_host(t):
         return t
     known = [sizes for s in sources if (sizes := remembered(sizes_on_host, s)) is not None]
     return remember(sizes_on_host, t, fn(known) if len(known) == len(sources) else None)
 
 
-def tell_traced(t: Structure, sources: Sequence[Structure], fn: Callable[[list[Tensor]], Tensor]) -> Structure:
-    """What Dynamo traces in place of `tell`."""
-    return t
-
-
-trace_as(tell, tell_traced)
-
-
 def counts_on_host(s: Structure) -> bool:
-    """Whether the sizes of results are computed on the host: not on CPU, where reads are no syncs, nor in graphs, where
-    there is nothing to read."""
-    return s.offsets.device.type != "cpu" and readable()
-
-
-def counts_on_host_traced(s: Structure) -> bool:
-    """What Dynamo traces in place of `counts_on_host`."""
-    return False
-
-
-trace_as(counts_on_host, counts_on_host_traced)
+    """True if sizes of results are computed on the host: not on CPU, where reads take no sync, nor in graphs."""
+    return readable() and s.offsets.device.type != "cpu"
 
 
 def extent_of_rows(s: Structure, sizes_of_rows: Callable[[], Tensor]) -> Tensor | None:
-    """The longest sizes that some rows on a device carry: their own where sizes lie on the host, else the bound of all.
-    None where reading the longest is no sync, on CPU, and in graphs, which read it where they need it.
+    """The longest sizes that some rows on a device carry: their own where sizes are on the host, else the bound of all.
+    None on CPU, where reading them takes no sync, and in graphs, which read them where they need them.
 
     Args:
         sizes_of_rows: gives their ragged sizes, (K, R).
@@ -232,7 +208,7 @@ def longest(s: Structure, exact: bool = False) -> tuple[int, ...]:
     """Largest size of each ragged dim. Read from the data where the structure does not carry it (a device sync).
 
     Args:
-        exact: what the structure carries may be a bound only, so read the data; in eager calls, where it can be read.
+        exact: read the data also where the structure carries a bound; in eager calls.
     """
     if s.extent is not None and not (exact and eager()):
         return tuple(s.extent.shape[:-1])
@@ -240,7 +216,7 @@ def longest(s: Structure, exact: bool = False) -> tuple[int, ...]:
 
 
 def longest_at_least(s: Structure, least: tuple[int, ...]) -> tuple[int, ...]:
-    """`longest`; what a graph reads from the data is no shorter than `least`, and the graph knows that."""
+    """`longest`, in a graph that reads it from the data no shorter than `least`, which the graph knows."""
     if s.extent is not None or readable():
         return longest(s)
     sizes = tuple(on_host(longest_tensor(s).maximum(torch.tensor(least, device=s.offsets.device))))
@@ -270,9 +246,8 @@ def longest_on_host(s: Structure) -> tuple[int, ...]:
 def row_ids(s: Structure, total: int) -> Tensor:
     """The example that each packed position belongs to, (N,).
 
-    On CPU each is written as often as the example is long. Elsewhere it is a binary search, which Inductor fuses into
-    its reader, as it does not on CPU. All offsets are searched: of a view, as `offsets[1:]`, Inductor of torch 2.11
-    reads the wrong end on a GPU.
+    On a GPU a binary search, which Inductor fuses there into its reader. All offsets are searched: of a view, as
+    `offsets[1:]`, Inductor of torch 2.11 reads the wrong end.
     """
     if s.offsets.device.type == "cpu":
         return torch.repeat_interleave(lengths_of(s), output_size=total)
@@ -324,7 +299,29 @@ def positions_in(s: Structure, out: Structure, total: int, columns: list[int]) -
 
 def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
     """Repeat the entry of each example at its packed positions: (B, *D) -> (N, *D)."""
-    return per_row.index_select(0, row_ids(s, total))
+    return select(per_row, 0, row_ids(s, total))
+
+
+def select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """`x.index_select(dim, index)`, which has no gradient in graphs of torch 2.11 where sizes vary."""
+    return x.index_select(dim, index) if has_gradients_in_graphs() else x[(slice(None),) * dim + (index,)]
+
+
+def take_spans(starts: Tensor, lengths: Tensor, step: int = 1, total: int | None = None) -> tuple[Tensor, Tensor]:
+    """Offsets and gather index of new rows, each a span of the packed axis: (K,), (K,) -> (K+1,), (M,).
+
+    Args:
+        total: M, where it is known; else one host read in eager, an unbacked size in a graph.
+    """
+    offsets = offsets_of(lengths)
+    rows = torch.repeat_interleave(lengths, output_size=total)
+    steps = torch.arange(rows.shape[0], device=rows.device)
+    return offsets, steps * step + (starts - offsets[:-1] * step).index_select(0, rows)
+
+
+def gather_spans(values: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Values at an index of `take_spans`. Inductor refuses an index of unknown size into no values (torch 2.13)."""
+    return values if is_zero(values.shape[dim]) else select(values, dim, index)
 
 
 def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> Tensor:
@@ -358,8 +355,7 @@ def own_share(extremes: Tensor, nothing: float, counts: Callable[[], tuple[Tenso
     Args:
         counts: how many elements each is of, and how many beside them hold `nothing`.
     """
-    learns = not eager() or extremes.requires_grad or moving((extremes,))
-    if not (learns and extremes.is_floating_point()):
+    if only_results(extremes) or not extremes.is_floating_point():
         return extremes
     (real, beside), dtype = counts(), sum_dtype(extremes.dtype)
     share = torch.where(extremes == nothing, 1 + beside / real.clamp(min=1).to(dtype), 1)
@@ -382,12 +378,3 @@ def rolled(s: Structure, total: int, shift: int) -> Tensor:
     """For each packed position, the one whose element it holds once every row is rolled, (N,)."""
     ids = row_ids(s, total)
     return s.offsets[ids] + (local_positions(s, total) - shift) % lengths_of(s)[ids]
-
-
-def spread_by_index(per_row: Tensor, s: Structure, total: int) -> Tensor:
-    """What Dynamo traces for `spread`, if need be."""
-    return per_row[row_ids(s, total)]
-
-
-if not has_gradients_in_graphs():
-    trace_as(spread, spread_by_index)

@@ -1,9 +1,9 @@
-"""Ragged structure: where each example of a packed batch begins and ends, and which axes it lies on.
+"""Ragged structure: where each example of a packed batch begins and ends, and along which axes.
 
-A packed batch is `values` plus a `Structure`. The examples lie one after another along one axis of `values`, the packed
-axis; `offsets (B+1,)` says where they begin. With several ragged dims (images, pair maps) these are flattened into the
-packed axis and `shapes (B, R)` holds their sizes. `extent` carries the longest sizes as the *shape* of an empty
-tensor, so that they are symbolic in a compiled graph and never specialise it.
+A packed batch is `values` plus a `Structure`. Examples follow one another along one axis of `values`, the packed axis;
+`offsets (B+1,)` says where they begin. Several ragged dims (images, pair maps) are flattened into the packed axis, and
+`shapes (B, R)` holds their sizes. `extent` carries the longest sizes as the *shape* of an empty tensor, so that they
+are symbols of a graph and never specialise it.
 
     element dims    s0 … | r1 … rR | s1 …          R ragged dims, side by side
     values          s0 … |    N    | s1 …          N = sum over rows of r1·…·rR, at index packed_dim
@@ -14,7 +14,7 @@ tensor, so that they are symbolic in a compiled graph and never specialise it.
 Invariants:
   - offsets is int64, begins with 0, never decreases, ends with N; constructors do not check it, `validate` does;
   - nothing here reads a value on the host;
-  - what is kept holds no elements, is no part of the pytree, and goes into no copy and no file.
+  - kept results hold no elements, and go into no pytree, copy or file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,19 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import Stamp, content, hold, known, mark_dynamic, readable, stamp, trace_as, version
+from tdc.core.dynamo import (
+    Stamp,
+    content,
+    hold,
+    is_on_host,
+    known,
+    mark_dynamic,
+    skipped_in_graphs,
+    stamp,
+    trace_as,
+    unchanged_in_graphs,
+    version,
+)
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import Frozen, constant_of, fields, immutable, restore
 from tdc.core.ragged_size import RaggedSize
@@ -39,21 +51,13 @@ Args = TypeVarTuple("Args")
 Out = TypeVar("Out")
 
 
+@unchanged_in_graphs
 def counted(x: Tensor) -> Tensor:
-    """Offsets or sizes that were just made, so that they count changes in place: of tensors of inference mode, which do
-    not, nothing could be kept. Those of users stay as they are, since whoever holds them may write there."""
+    """New offsets or sizes as tensors that count changes in place, which those of inference mode do not."""
     if not x.is_inference():
         return x
     with torch.inference_mode(False):
         return x.clone()
-
-
-def as_it_is(x: Tensor) -> Tensor:
-    """What Dynamo traces for `counted`: a graph keeps nothing."""
-    return x
-
-
-trace_as(counted, as_it_is)
 
 
 class Structure(Frozen):
@@ -125,10 +129,11 @@ class Structure(Frozen):
         return tuple([k + (k >= batch) for k in range(first, first + self.ragged_ndim)])
 
     def moved(self, packed_dim: int, batch_dim: int) -> Structure:
-        """The same examples with their axes elsewhere; shares what is kept."""
-        out = with_axes(self, packed_dim, batch_dim)
-        object.__setattr__(out, "_memo", memo_of(self))
-        return out
+        """The same examples with their axes elsewhere; shares kept results."""
+        if (packed_dim, batch_dim) == (self.packed_dim, self.batch_dim):
+            return self
+        out = Structure(self.offsets, self.shapes, self.extent, packed_dim, batch_dim, self.ragged_ndim)
+        return sharing_memo(out, self)
 
     def marked(self) -> Structure:
         """The same examples; a compiled function serves other numbers of examples with the same graph."""
@@ -164,7 +169,7 @@ class Structure(Frozen):
 
 
 def memo_of(s: Structure) -> dict[str, Any]:
-    """What is kept of a structure, by the name of the function that computed it."""
+    """Kept results of a structure, by the name of the function that computed them."""
     try:
         return s._memo
     except AttributeError:
@@ -172,48 +177,51 @@ def memo_of(s: Structure) -> dict[str, Any]:
         return s._memo
 
 
-def with_axes(s: Structure, packed_dim: int, batch_dim: int) -> Structure:
-    """What Dynamo traces in place of `Structure.moved`."""
-    if (packed_dim, batch_dim) == (s.packed_dim, s.batch_dim):
-        return s
-    return Structure(s.offsets, s.shapes, s.extent, packed_dim, batch_dim, s.ragged_ndim)
+@unchanged_in_graphs
+def sharing_memo(out: Structure, s: Structure) -> Structure:
+    """A new structure that shares the kept results of another one of the same examples."""
+    object.__setattr__(out, "_memo", memo_of(s))
+    return out
 
 
-trace_as(Structure.moved, with_axes)
+@skipped_in_graphs
+def key_of(s: Structure, now: Stamp | None) -> tuple[Any, Any] | None:
+    """Version of offsets, as asked for, and of shapes; None where nothing may be kept."""
+    shapes_now = True if s.shapes is None else content(s.shapes)
+    return None if now is None or shapes_now is None else (now, shapes_now)
 
 
 def once(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], Out]:
-    """Let a function of offsets and shapes run once for each structure: later calls return the first result.
+    """Decorate a function of offsets and shapes, which runs once for each structure and its last arguments.
 
-    One result is kept for each function, that of the last arguments. It is computed anew after offsets, shapes or the
-    result itself were changed in place. In graphs and under transforms nothing is kept, see `stamp`. A result that is
-    kept is never a tensor of inference mode, which autograd could not save.
+    The result is computed anew after offsets, shapes or the result itself were changed in place. In graphs and under
+    transforms nothing is kept, see `stamp`. It is never a tensor of inference mode, which autograd could not save.
     """
     return keeping(fn, stamp)
 
 
 def once_for_each(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], Out]:
-    """`once` that keeps a result for each of many arguments, which are hashable: for what is small."""
+    """`once` that keeps small results for many hashable arguments."""
     return keeping(fn, stamp, many=True)
 
 
 def once_on_host(fn: Callable[[Structure], Tensor]) -> Callable[[Structure], Tensor]:
-    """`once` of a function that reads a structure on the host: what it returns serves every stream."""
+    """`once` of a function that reads a structure on the host: its result serves every stream."""
     return keeping(fn, content)
 
 
 def keeping(
     fn: Callable[[Structure, *Args], Out], stamp: Callable[[Tensor], Stamp | None], many: bool = False
 ) -> Callable[[Structure, *Args], Out]:
-    """`once` by what tells contents apart."""
+    """`once` by a version of the content."""
     name = fn.__name__
 
     @wraps(fn)
     def kept(s: Structure, *args: *Args) -> Out:
-        now, shapes_now = stamp(s.offsets), True if s.shapes is None else content(s.shapes)
-        if now is None or shapes_now is None:
+        known = key_of(s, stamp(s.offsets))
+        if known is None:
             return fn(s, *args)
-        key, memo = (now, shapes_now, args), memo_of(s)
+        key, memo = (*known, args), memo_of(s)
         at: Any = name
         if many:
             memo, at = memo.setdefault(name, {}), args
@@ -235,41 +243,29 @@ def keeping(
 
 
 def changes(x: Any) -> Any:
-    """How often a result was changed in place."""
+    """Number of changes of a result in place."""
     return (version(x.offsets), version(x.shapes)) if type(x) is Structure else version(x)
 
 
 def remember(fn: Callable[[Structure], Tensor], s: Structure, out: Tensor | None) -> Structure:
-    """Let a structure know what a function of `once_on_host` would read from it. Returns the structure."""
-    now, shapes_now = content(s.offsets), True if s.shapes is None else content(s.shapes)
-    if out is not None and now is not None and shapes_now is not None:
-        memo_of(s)[fn.__name__] = (now, shapes_now, ()), out, version(out)
+    """Tell a structure the result of a function of `once_on_host`. Returns the structure."""
+    key = key_of(s, content(s.offsets))
+    if out is not None and key is not None:
+        memo_of(s)[fn.__name__] = (*key, ()), out, version(out)
     return s
 
 
 def remembered(fn: Callable[[Structure], Tensor], s: Structure) -> Tensor | None:
-    """What a function of `once_on_host` has read from a structure, or was told; None where it would read now."""
-    key = content(s.offsets), True if s.shapes is None else content(s.shapes), ()
+    """The kept result of a function of `once_on_host`; None where it would read now."""
+    key = key_of(s, content(s.offsets))
+    if key is None:
+        return None
     found = memo_of(s).get(fn.__name__)
-    return found[1] if found is not None and found[0] == key and version(found[1]) == found[2] else None
-
-
-def remember_traced(fn: Callable[[Structure], Tensor], s: Structure, out: Tensor | None) -> Structure:
-    """What Dynamo traces in place of `remember`."""
-    return s
-
-
-def remembered_traced(fn: Callable[[Structure], Tensor], s: Structure) -> Tensor | None:
-    """What Dynamo traces in place of `remembered`."""
-    return None
-
-
-trace_as(remember, remember_traced)
-trace_as(remembered, remembered_traced)
+    return found[1] if found is not None and found[0] == (*key, ()) and version(found[1]) == found[2] else None
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:
-    """Metadata of offsets: one dim, int64, at least one entry."""
+    """Refuse offsets that are not int64 with one dim and an entry at least."""
     if offsets.dtype != torch.int64:
         hint = "offsets.long() (zero-copy needs int64, torch's jagged layout)"
         raise DtypeError(message(op, "int64 offsets", describe(offsets), hint=hint))
@@ -279,8 +275,8 @@ def check_offsets(offsets: Tensor, op: OpName) -> None:
 
 
 def check_ends(offsets: Tensor, total: int, op: OpName) -> None:
-    """Refuse lengths in place of offsets, where they can be read: they add up to N, and do not go from 0 to N."""
-    if type(offsets) is not Tensor or offsets.device.type != "cpu" or not readable():
+    """Refuse lengths in place of offsets, where reading takes no sync: they add up to N, and do not go from 0 to N."""
+    if not is_on_host(offsets):
         return
     last = int(offsets[-1])
     if (last != total or (last and offsets.shape[0] == 1)) and int(offsets.sum()) == total:
@@ -288,14 +284,10 @@ def check_ends(offsets: Tensor, total: int, op: OpName) -> None:
         raise StructureError(message(op, f"offsets from 0 to N, {total}", "lengths that add up to it", hint=hint))
 
 
-trace_as(check_ends, lambda *args: None)  # a graph reads no numbers
-
-
 def other_size(op: OpName, old: Tensor, new: Tensor) -> ShapeError:
     """The error for data of another size than that of the batch it is to replace."""
-    hint = (
-        "build a batch of other lengths by tdc.pack(rows), NestedTensor(values, offsets) or MaskedBatch(data, lengths)"
-    )
+    made = "tdc.pack(rows), NestedTensor(values, offsets) or MaskedBatch(data, lengths)"
+    hint = f"build a batch of other lengths by {made}"
     return ShapeError(message(op, f"data for the lengths of {describe(old)}", describe(new), hint=hint))
 
 
@@ -305,10 +297,9 @@ def extent_of(longest: tuple[int, ...], device: Any = None) -> Tensor:
 
 
 def require_same(a: Structure, b: Structure, op: OpName, hint: str = "") -> None:
-    """Two structures combine when they are one object or equal by value; else a StructureError.
+    """Refuse with a StructureError two structures that are neither one object nor equal by value.
 
     The comparison of values is an assertion on the device: immediate on CPU, asynchronous on CUDA, a node in a graph.
-    So there is no hidden sync.
     """
     if a is b:
         return
@@ -330,7 +321,7 @@ SAME_HINT = "build both from one structure, e.g. x.with_values(y), or pad both w
 
 
 def check_sizes(shapes: Tensor | None, max_length: tuple[Any, ...] | None, rows: int, op: OpName) -> int:
-    """Metadata of shapes and the longest sizes; returns the number of ragged dims."""
+    """Check metadata of shapes and the longest sizes; return the number of ragged dims."""
     if shapes is not None and (not isinstance(shapes, Tensor) or shapes.dtype != torch.int64):
         raise DtypeError(message(op, "int64 shapes", describe(shapes), hint="shapes.long()"))
     if shapes is not None and (shapes.ndim != 2 or shapes.shape[0] != rows or shapes.shape[1] < 2):
@@ -338,7 +329,6 @@ def check_sizes(shapes: Tensor | None, max_length: tuple[Any, ...] | None, rows:
         raise ShapeError(message(op, f"shapes of ({rows}, R) with R >= 2", describe(shapes), hint=hint))
     count = 1 if shapes is None else shapes.shape[1]
     if max_length is not None and len(max_length) != count:
-        got = f"{len(max_length)} sizes"
-        hint = "give one size for each ragged dim"
+        got, hint = f"{len(max_length)} sizes", "give one size for each ragged dim"
         raise ShapeError(message(op, f"max_length with {count} sizes", got, hint=hint))
     return count

@@ -39,6 +39,7 @@ from tdc.layout.segments import (
     sizes_on_host,
     strides,
     structure_of_sizes,
+    take_spans,
     tell,
 )
 from tdc.layout.spans import gather_spans, take_spans

@@ -30,9 +30,9 @@ from tdc.layout.segments import (
     repeated,
     row_ids,
     structure_of_sizes,
+    take_spans,
     tell,
 )
-from tdc.layout.spans import take_spans
 from tdc.layout.structure import Structure, extent_of, require_same
 from tdc.ops.positions import dim_of, flat_examples
 from tdc.ops.rectangle import rectangle, with_sizes

@@ -29,8 +29,7 @@ from tdc.core.kinds import of_torch_nested
 from tdc.core.rules import MODES, define, note_syncs
 from tdc.core.typing import Op
 from tdc.layout.padding import pack_rows
-from tdc.layout.segments import coordinates, longest, spread
-from tdc.layout.spans import gather_spans
+from tdc.layout.segments import coordinates, gather_spans, longest, spread
 from tdc.layout.structure import Structure
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict

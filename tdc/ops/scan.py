@@ -24,8 +24,7 @@ from tdc.core.dynamo import certain, readable
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
-from tdc.layout.segments import elements, lengths_of, on_host_too, sizes_on_host
-from tdc.layout.spans import gather_spans, take_spans
+from tdc.layout.segments import elements, gather_spans, lengths_of, on_host_too, sizes_on_host, take_spans
 from tdc.layout.structure import Structure, remember
 from tdc.ops.along_dim import along_static, named_result, ragged_dim
 from tdc.ops.batch import along

@@ -30,8 +30,15 @@ from tdc.core.errors import (
 )
 from tdc.core.typing import Dims
 from tdc.layout.padding import pack_rows, pad_rows, shift_rows, valid_mask
-from tdc.layout.segments import known_sizes, longest, longest_on_host, structure_of_sizes, total_of
-from tdc.layout.spans import gather_spans, take_spans
+from tdc.layout.segments import (
+    gather_spans,
+    known_sizes,
+    longest,
+    longest_on_host,
+    structure_of_sizes,
+    take_spans,
+    total_of,
+)
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested

@@ -33,6 +33,7 @@ from tdc.layout.segments import (
     counts_on_host,
     elements,
     extent_of_rows,
+    gather_spans,
     lengths_of,
     mirrored,
     offsets_on_host,
@@ -43,9 +44,9 @@ from tdc.layout.segments import (
     sizes_on_host,
     sizes_to_read,
     structure_of_sizes,
+    take_spans,
     tell,
 )
-from tdc.layout.spans import gather_spans, take_spans
 from tdc.layout.structure import Structure, counted, extent_of, remember
 from tdc.ragged.crop import crop_rows
 from tdc.ragged.index_forms import (

@@ -22,8 +22,7 @@ from tdc.autobatch.values import Lane
 from tdc.compile.upstream import traced
 from tdc.core.asserts import require
 from tdc.core.errors import IndexingError, message
-from tdc.layout.segments import row_ids, spread
-from tdc.layout.spans import gather_spans, take_spans
+from tdc.layout.segments import gather_spans, row_ids, spread, take_spans
 from tdc.layout.structure import Structure
 from tdc.ragged.nested import NestedTensor, build_nested
 

@@ -27,7 +27,6 @@ from tdc.core.dynamo import trace_with_grad, under_mode, under_transform
 from tdc.core.errors import UnsupportedError, message, no_second
 from tdc.core.levels import applied, moving
 from tdc.core.operators import (
-    at_hand,
     derive,
     differentiable,
     in_front,
@@ -134,14 +133,13 @@ class Attend(torch.autograd.Function):
         mask: Tensor | None, mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None,
         window: int, causal: bool, scale: float, dropout: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        rows, direct = (q, k, v, q_offsets, k_offsets), at_hand(q)
+        rows = q, k, v, q_offsets, k_offsets
         if backend == "weights":
             return weights_rows(*rows, mask, mask_offsets, seeds, causal, scale, dropout)
         if backend != "rows":
-            run = KERNELS[backend].forward_rows if direct else ON_CUDA[backend][0]
-            return run(*rows, max_q, max_k, window, causal, scale, dropout)
+            return ON_CUDA[backend][0](*rows, max_q, max_k, window, causal, scale, dropout)
         if mask is None:
-            return (cpu.forward_rows if direct else varlen_rows)(*rows, causal, scale)
+            return varlen_rows(*rows, causal, scale)
         return masked_rows(*rows, mask, mask_offsets, causal, scale)
 
     @staticmethod
@@ -169,13 +167,12 @@ def backward_rows(
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k and v, and of a mask where the weights are at hand."""
-    first, direct = (grad, q, k, v, out, lse, q_offsets, k_offsets), at_hand(grad)
+    first = grad, q, k, v, out, lse, q_offsets, k_offsets
     if backend == "weights":
         return weights_rows_backward(*first, mask, mask_offsets, seeds, causal, scale, dropout)
     if backend != "rows":
-        run = KERNELS[backend].backward_rows if direct else ON_CUDA[backend][1]
-        return run(*first, seed, offset, max_q, max_k, window, causal, scale, dropout)
-    return (cpu.backward_rows if direct else varlen_rows_backward)(*first, mask, mask_offsets, causal, scale)
+        return ON_CUDA[backend][1](*first, seed, offset, max_q, max_k, window, causal, scale, dropout)
+    return varlen_rows_backward(*first, mask, mask_offsets, causal, scale)
 
 
 class AttendBackward(torch.autograd.Function):

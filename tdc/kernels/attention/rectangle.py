@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dynamo import eager, known, trace_as, under_transform
+from tdc.core.dynamo import eager, known, unchanged_in_graphs, under_transform
 from tdc.core.errors import UnsupportedError, message
 from tdc.core.operators import directed
 from tdc.kernels.attention.masks import additive, causal_mask, check_mask
@@ -70,15 +70,13 @@ def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[T
     return once_differentiable(out).masked_fill(dead, 0)
 
 
+@unchanged_in_graphs
 def once_differentiable(out: Tensor) -> Tensor:
     """What a fused kernel returned, or weights: a second derivative of the former is refused where torch has none."""
     made_by = out.grad_fn if eager() else None
     if made_by is not None and "ScaledDotProduct" in made_by.name():
         made_by.register_hook(refuse_second)
     return out
-
-
-trace_as(once_differentiable, lambda out: out)
 
 
 def refuse_second(of_inputs: tuple[Tensor | None, ...], of_outputs: tuple[Tensor | None, ...]) -> None:

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from tdc.core.dynamo import in_direction, never, readable, trace_as, trace_with_grad, under_mode, under_transform
+from tdc.core.dynamo import (
+    in_direction,
+    readable,
+    skipped_in_graphs,
+    trace_as,
+    trace_with_grad,
+    under_mode,
+    under_transform,
+)
 from tdc.core.errors import UnsupportedError, message, no_second
 from tdc.core.levels import applied, in_forward_mode, mapped, moving
 from tdc.core.operators import derive, refuse_derivative
@@ -79,6 +87,7 @@ class Recur(torch.autograd.Function):
         return None, None, None, *gradients(starts, lengths, options, *all_grads, *tensors)
 
 
+@skipped_in_graphs
 def needs_tangents(tensors: list[Tensor]) -> bool:
     """True if tensors have tangents, or may have under a transform: these go through plain cells."""
     return in_forward_mode() if under_transform() else bool(moving(tensors))
@@ -106,7 +115,6 @@ def inputs_of(
     return starts, lengths, Options(len(states), len(tensors), keep, given), *tensors
 
 
-trace_as(needs_tangents, never)
 trace_as(recur, recur_traced)
 derive(rnn_op, Recur, inputs_of)
 
