@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import torch
 
 from tdc.core.arguments import normal_dim
+from tdc.core.calls import CHECKS, checked, refuse_call
 from tdc.core.dynamo import constant, find_in_tuples, trace_as
 from tdc.core.errors import (
     DtypeError,
@@ -52,7 +53,6 @@ from tdc.core.rules import (
     name_of,
 )
 from tdc.core.signatures import run_named
-from tdc.core.sizes import CHECKS, checked, refuse_call
 from tdc.core.slow_paths import BLOCKS, watched
 from tdc.core.typing import Op
 

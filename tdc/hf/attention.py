@@ -22,8 +22,7 @@ from torch import Tensor
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.extras import extra
 from tdc.hf.packed import CROSS, OP, Asked, Packed
-from tdc.kernels.attention.masks import causal_mask
-from tdc.kernels.attention.rectangle import shared_heads
+from tdc.kernels.attention.rectangle import causal_mask, shared_heads
 from tdc.ops.attention.scaled_dot_product import varlen_attention
 
 NAME = "tdc"

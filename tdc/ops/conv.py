@@ -22,7 +22,6 @@ from torch import Tensor
 from tdc.core.dtypes import as_autocast
 from tdc.core.dynamo import known
 from tdc.core.errors import ShapeError, describe, message
-from tdc.core.kept import kept_for_ints
 from tdc.core.operators import unserved
 from tdc.core.typing import Op
 from tdc.kernels.convolution.operator import convolve
@@ -70,7 +69,6 @@ class Windows(NamedTuple):
     what: str
 
 
-@kept_for_ints
 def windows(op: Op, n: int, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any) -> Windows:
     """The windows of a convolution; a ShapeError for arguments that torch refuses."""
     if isinstance(padding, str) and padding not in ("same", "valid"):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.calls import checks
 from tdc.core.dynamo import known, readable
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, message, show_sizes
-from tdc.core.sizes import checks
 from tdc.core.typing import Op
 from tdc.ops.positionwise import ends_static
 from tdc.ragged.masked import MaskedBatch

@@ -37,7 +37,8 @@ from tdc.layout.structure import Structure, extent_of, require_same
 from tdc.ops.positions import dim_of, flat_examples
 from tdc.ops.rectangle import rectangle, with_sizes
 from tdc.ragged.convert import to_packed, to_padded
-from tdc.ragged.index import at_each, rows_at
+from tdc.ragged.index import rows_at
+from tdc.ragged.index_ragged import at_each
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, axis_of, changed_sizes, data_of, is_ragged, ragged_sizes, sizes_along, with_data

@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.asserts import require
+from tdc.core.calls import of_torch_nested
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
 from tdc.core.dynamo import eager, is_zero, known
 from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
-from tdc.core.kinds import of_torch_nested
 from tdc.core.rules import MODES, define, note_syncs
 from tdc.core.typing import Op
 from tdc.layout.padding import pack_rows

@@ -30,8 +30,8 @@ from tdc.layout.segments import lengths_of, row_ids, spread
 from tdc.layout.structure import Structure, require_same
 from tdc.ops.join import as_rows
 from tdc.ops.pointwise import packed_operand, padded_operand
-from tdc.ragged.index import cut_rows
 from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_ragged import cut_rows
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, axis_of, fitted, ragged_sizes, sizes_along

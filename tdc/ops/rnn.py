@@ -23,8 +23,16 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.kernels.recurrent.by_cells import run_cells
-from tdc.kernels.recurrent.derivatives import Options, learns, needs_tangents, recur
-from tdc.kernels.recurrent.operator import KERNELS, fits, rnn_op, run_rows
+from tdc.kernels.recurrent.operator import (
+    KERNELS,
+    Options,
+    fits,
+    learns,
+    needs_tangents,
+    recur,
+    rnn_op,
+    run_rows,
+)
 from tdc.kernels.recurrent.order import Order, order_of, order_on
 from tdc.layout.segments import lengths_of
 from tdc.ragged.nested import NestedTensor

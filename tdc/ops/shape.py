@@ -30,8 +30,9 @@ from tdc.layout.structure import Structure, extent_of
 from tdc.ops.flatten import filled, flatten_ragged, regrouped, unflatten_ragged
 from tdc.ops.join import cat_rows
 from tdc.ops.partial_ragged import along_lines, by_lines, in_order
-from tdc.ragged.index import at_each, insert_dim, neutral, rows_between
+from tdc.ragged.index import insert_dim, rows_between
 from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_ragged import at_each, neutral
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, without_dims

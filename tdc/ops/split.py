@@ -27,8 +27,9 @@ from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.layout.segments import longest
 from tdc.ops.batch import lift
-from tdc.ragged.index import cut_rows, rows_between
+from tdc.ragged.index import rows_between
 from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_ragged import cut_rows
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, axis_of, data_of, sizes_along, with_data

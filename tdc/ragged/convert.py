@@ -1,7 +1,11 @@
-"""Every change of representation: packed <-> padded, and ours <-> torch's jagged layout.
+"""Every change of representation: packed <-> padded, of one level and of two, and ours <-> torch's jagged layout.
 
-Conversions are explicit. No operation of the library changes the type of a container on its own, and no type depends on
-data. Packing and padding are each other's adjoint and gather in both directions.
+Conversions are explicit: no operation changes the type of a container on its own, and no type depends on data.
+
+    TwoLevelTensor (B, -1, -1, D) <-> TwoLevelPadded, data (B, S, T, D)    documents x sentences x tokens
+
+A MaskedBatch has one length for each document in each dim; sentences of one document differ. So the rectangle of two
+levels is a plain tensor beside its lengths, from which its masks follow.
 
 Invariants:
   - `to_packed(to_padded(x)) == x`, and gradients pass both ways without touching padding;
@@ -11,23 +15,15 @@ Invariants:
 from __future__ import annotations
 
 import warnings
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number, int_tuple
 from tdc.core.asserts import require
-from tdc.core.dynamo import jagged_layout, readable
-from tdc.core.errors import (
-    DtypeError,
-    ShapeError,
-    StructureError,
-    UnsupportedError,
-    describe,
-    message,
-    show_sizes,
-)
+from tdc.core.dynamo import jagged_layout
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc.core.typing import Dims
 from tdc.layout.padding import pack_rows, pad_rows, shift_rows, valid_mask
 from tdc.layout.segments import (
@@ -42,7 +38,7 @@ from tdc.layout.segments import (
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.two_level import TwoLevelTensor
+from tdc.ragged.two_level import TwoLevelTensor, build_two_level
 
 
 def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None) -> MaskedBatch:
@@ -85,7 +81,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     if len(padded) != s.ragged_ndim:
         expected, got = f"length with {s.ragged_ndim} sizes", f"{len(padded)} sizes"
         raise ShapeError(message("to_padded", expected, got, hint=f"the ragged dims are {s.ragged_dims}"))
-    if length is not None and readable():
+    if length is not None:
         warn_of_cut(s, padded)
     data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill, cut=length is not None)
     dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
@@ -270,3 +266,96 @@ def from_torch(x: Any) -> NestedTensor:
         offsets, gather = take_spans(offsets[: lengths.shape[0]], lengths)
         values = gather_spans(values, ragged_dim - 1, gather)
     return NestedTensor(values, offsets, ragged_dim=ragged_dim, max_length=longest)
+
+
+class TwoLevelPadded(NamedTuple):
+    """A batch of two levels as a rectangle: documents x sentences x tokens, for instance.
+
+    Shapes:
+        data `(B, S, T, *D)`, lengths `(B,)`, inner_lengths `(B, S)`; with R ragged dims of inner examples these are
+        `(B, S, *T, *D)` and `(B, S, R)`.
+
+    Dtypes:
+        data any; lengths int64.
+
+    Example:
+        >>> from tdc.ragged.pack import from_list, pack
+        >>> x = pack([from_list([[1, 2, 3], [4]]), from_list([[5, 6]])]).to_padded()
+        >>> x.data.tolist(), x.inner_lengths.tolist(), x.inner_mask.tolist()
+        ([[[1, 2, 3], [4, 0, 0]], [[5, 6, 0], [0, 0, 0]]], [[3, 1], [2, 0]], [[True, True], [True, False]])
+    """
+
+    data: Tensor
+    lengths: Tensor
+    inner_lengths: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """True where data is real, `(B, S, T, 1, ...)`, to broadcast against data."""
+        sizes = self.inner_lengths.flatten(2) if self.inner_lengths.ndim > 2 else self.inner_lengths.unsqueeze(2)
+        rows, count, ragged = sizes.shape
+        padded = self.data.shape[2 : 2 + ragged]
+        inside = valid_mask(sizes.flatten(0, 1), tuple(padded)).view(rows, count, *padded)
+        real = inside & self.inner_mask.view(rows, count, *[1] * ragged)
+        return real.view(*real.shape, *[1] * (self.data.ndim - real.ndim))
+
+    @property
+    def inner_mask(self) -> Tensor:
+        """True for inner examples that are real, `(B, S)`."""
+        return valid_mask(self.lengths[:, None], (self.data.shape[1],))
+
+    def to_packed(self) -> TwoLevelTensor:
+        """Padded to packed; `tdc.nested_like(data, x)` where the packed batch is there already.
+
+        Raises:
+            DtypeError: lengths are not int64.
+            ShapeError: shapes that do not belong together.
+
+        Compile:
+            One graph; how many inner examples and elements there are is read from the lengths.
+        """
+        data, lengths, sizes = self
+        for part, name in zip(self, self._fields, strict=True):
+            expect("TwoLevelPadded.to_packed", part, Tensor, of=f" as {name}")
+        if lengths.dtype != torch.int64 or sizes.dtype != torch.int64:
+            got, hint = f"{describe(lengths)} and {describe(sizes)}", "lengths.long()"
+            raise DtypeError(message("TwoLevelPadded.to_packed", "int64 lengths", got, hint=hint))
+        ragged = 1 if sizes.ndim == 2 else sizes.shape[-1]
+        fits = lengths.ndim == 1 and sizes.ndim in (2, 3) and data.ndim >= 2 + ragged
+        if not fits or sizes.shape[:2] != data.shape[:2] or lengths.shape[0] != data.shape[0]:
+            at = {name: describe(part) for name, part in zip(self._fields, self, strict=True)}
+            expected, hint = "data (B, S, T, ...), lengths (B,), inner_lengths (B, S)", "x.to_padded() gives all three"
+            raise ShapeError(message("TwoLevelPadded.to_packed", expected, "others", at, hint))
+        outer = to_packed(MaskedBatch(data, lengths))
+        total = outer.values.shape[0]
+        own = to_packed(MaskedBatch(sizes, lengths), total=total).values
+        inner = MaskedBatch(outer.values, own, ragged_dims=tuple(range(1, 1 + ragged)))
+        return build_two_level(outer.structure, to_packed(inner))
+
+
+def pad_levels(x: TwoLevelTensor, fill: float = 0.0, *, length: Dims | None = None) -> TwoLevelPadded:
+    """Packed to padded: inner examples of each outer one, and elements of each inner one, behind one another.
+
+    Args:
+        fill: what padding holds.
+        length: sizes of all ragged dims, that of dim 1 first; the longest by default. What is longer is cut.
+
+    Raises:
+        ShapeError: static dims in front of the ragged dims of inner examples; `length` has not one size for each.
+
+    Compile:
+        One graph. Without `length` both levels must carry their longest length, as `tdc.pack` sees to.
+    """
+    expect("to_padded", x, TwoLevelTensor)
+    s = x.values.structure
+    if s.packed_dim or s.batch_dim:
+        got, hint = describe(x), "x.values.to_padded() for inner examples"
+        raise ShapeError(message("to_padded", "ragged dims right behind dim 1", got, hint=hint))
+    sizes = (None,) if length is None else int_tuple("to_padded", length)
+    if length is not None and len(sizes) != 1 + s.ragged_ndim:
+        expected, got = f"length with {1 + s.ragged_ndim} sizes", f"{len(sizes)} sizes"
+        raise ShapeError(message("to_padded", expected, got, hint=f"the ragged dims are {x.ragged_dims}"))
+    inner = to_padded(x.values, fill, length=sizes[1:] or None)
+    rows = to_padded(build_nested(x.structure, inner.data), fill, length=sizes[0])
+    own = build_nested(x.structure, inner.lengths if s.ragged_ndim > 1 else inner.lengths[:, 0])
+    return TwoLevelPadded(rows.data, rows.lengths[:, 0], to_padded(own, length=sizes[0]).data)

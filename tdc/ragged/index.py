@@ -1,31 +1,31 @@
-"""`x[...]` of a ragged batch, packed or padded: examples of the batch, positions of each, static dims.
+"""`x[...]` of a ragged batch, packed or padded: rows of the batch, and the way to the other dims.
 
     x[i]  x[a:b]  x[mask]  x[rows]          examples: one as a tensor, several as a batch
     x[:, k]  x[:, [0, 2]]                   positions that every row has: dense
     x[:, a:b:c]  x[:, :lengths]             a span of each row, with one end for all or one for each
     x[rows, positions]                      one position of each row named: dense
-    x[m]                                    what a ragged mask is True on: rows again
-    x[:, p]                                 ragged positions p, those of each row its own: as ragged as p
+    x[m]                                    positions where a ragged mask is True: rows again
+    x[:, p]                                 ragged positions p, of each row its own: as ragged as p
     x[..., k]  x[..., None]                 static dims, new dims
 
-Rows are picked first, then every entry acts on its own dim, so an index means what it means for each row on its own.
-What stays ragged of a padded batch stays a rectangle.
+Rows are picked first, then every entry acts on its own dim, so an index means the same as for each row on its own. The
+ragged dims of a padded batch stay a rectangle.
 
 Invariants: the ragged dim stays ragged under slices and masks, and becomes dense where all rows give as many positions;
 nothing is read on the host but the sizes of a row that is read out and, in eager calls, the ends of a slice of rows;
-padding is never read as if it were real, and where copies of real elements would lie in padding, zeros do.
+padding is never read as if it were real, and holds zeros where it would hold copies of real elements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.dynamo import eager, known, mark_dynamic, readable
+from tdc.core.dynamo import ints_of, mark_dynamic
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc.layout.segments import (
@@ -34,8 +34,6 @@ from tdc.layout.segments import (
     elements,
     extent_of_rows,
     gather_spans,
-    lengths_of,
-    mirrored,
     offsets_on_host,
     offsets_to_read,
     on_host,
@@ -47,45 +45,38 @@ from tdc.layout.segments import (
     take_spans,
     tell,
 )
-from tdc.layout.structure import Structure, counted, extent_of, remember
-from tdc.ragged.crop import crop_rows
+from tdc.layout.structure import Structure, counted, remember
 from tdc.ragged.index_forms import (
     FULL,
-    Each,
-    Pick,
-    Span,
     around_batch,
     as_rows,
     at_examples,
-    at_rows,
     bounds,
     check_vectors,
     cut,
     full_index,
-    has_tensors,
     index_example,
     insert_dims,
     kept,
-    longest_span,
-    paired_positions,
-    positions_of,
-    spans,
     takes_all,
 )
+from tdc.ragged.index_ragged import Each, at_rows, cut_packed, cut_padded, cut_rows, neutral, paired_positions
 from tdc.ragged.masked import MaskedBatch, build_masked, crop
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import B, Ragged, axis_of, data_of, fitted, is_ragged, sizes_along, with_static
 
+Pick = Callable[[Any], Any]  # of batches of one structure
+
 
 def same_structure(x: Any, y: Any) -> bool:
-    """Whether two batches of one kind have one structure."""
+    """True if two batches of one kind share a structure."""
     if isinstance(x, NestedTensor):
         return x._structure is y._structure
     return x._lengths is y._lengths and (x.ragged_dims, x.batch_dim) == (y.ragged_dims, y.batch_dim)
 
 
 def with_structure_of(x: Any, y: Any) -> Ragged:
-    """A batch with the equal structure of another one, where that has its axes in the same positions."""
+    """A batch with the equal structure of another one, where the axes of both are alike."""
     if isinstance(x, NestedTensor):
         s, t = x._structure, y._structure
         alike = (s.packed_dim, s.batch_dim, s.ragged_ndim) == (t.packed_dim, t.batch_dim, t.ragged_ndim)
@@ -95,17 +86,17 @@ def with_structure_of(x: Any, y: Any) -> Ragged:
 
 
 def names_rows(x: Any, index: Any) -> bool:
-    """Whether an index has one entry, for a batch that is dim 0."""
+    """True if an index has one entry, for a batch that is dim 0."""
     return not (isinstance(index, (tuple, NEW_DIM, GAP)) or x._batch_dim)
 
 
 def picker(x: Any, index: Any) -> Pick:
-    """`index` of every batch that shares a structure with `x`, whose result they share, too."""
+    """A function that indexes every batch with the structure of `x`; results share a structure, too."""
     return rows_at(x, index) if names_rows(x, index) else lambda y: index_dims(y, index)
 
 
 def index_ragged(x: Any, index: Any) -> Any:
-    """`x[index]`, whatever the index is."""
+    """`x[index]`."""
     if isinstance(index, type(x)):
         return select_where(x, index)
     entries = entries_of(index)
@@ -138,13 +129,7 @@ def index_dims(x: Any, index: Any) -> Ragged | Tensor:
         ragged.append(parts[d])
     if paired:
         ragged, parts[dims[0]] = [Each(paired_positions(ragged[0], rows)), *ragged[1:]], 0
-    if isinstance(y, MaskedBatch):
-        y = cut_padded(y, ragged)
-    elif len(dims) > 1:
-        y = y if all([takes_all(part) for part in ragged]) else crop_rows(y, ragged)
-    elif not takes_all(ragged[0]):
-        keeps = isinstance(ragged[0], slice)
-        y = cut_ragged(y, ragged[0]) if keeps else at_positions(y, ragged[0], rows if paired else None)
+    y = cut_padded(y, ragged) if isinstance(y, MaskedBatch) else cut_packed(y, ragged, rows if paired else None)
     insert: Any = torch.unsqueeze if isinstance(y, Tensor) else insert_dim
     return insert_dims(y, parts, new, insert)
 
@@ -164,7 +149,7 @@ def insert_dim(x: Any, dim: int, op: str = "index") -> Ragged:
 def rows_at(x: Any, index: Any) -> Pick:
     """`index` on the batch dim, wherever it is: an int gives a tensor; slices, masks and vectors of rows a batch.
 
-    It is for every batch with the structure of `x`; all that depends on the structure alone is done here.
+    A function of every batch with the structure of `x`; work on the structure alone is done here, once.
     """
     rows, known = as_rows(index, x.batch_size[0], x.device), None
     if isinstance(rows, slice) and (isinstance(x, NestedTensor) or (rows.step is not None and rows.step < 1)):
@@ -181,7 +166,10 @@ def rows_at(x: Any, index: Any) -> Pick:
     if isinstance(rows, int):
         ends: list[int] = on_host(offsets_to_read(s)[rows : rows + 2])
         sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else on_host(sizes_to_read(s)[rows])
-        return lambda x: one_row(x, ends[0], ends[1], sizes)
+        begin, size = ends[0], ends[1] - ends[0]
+        if len(sizes) == 1:
+            return lambda x: x._values.narrow(s.packed_dim, begin, size)
+        return lambda x: x._values.narrow(s.packed_dim, begin, size).unflatten(s.packed_dim, sizes)
     begin = at_rows(s.offsets[:-1], rows)
     lengths = s.offsets[1:][rows] - begin  # ends lie in memory beside begins, lengths do not
     offsets, gather = take_spans(begin, lengths, total=elements(known))
@@ -203,16 +191,9 @@ def padded_rows(x: MaskedBatch, rows: Any) -> Pick:
     return lambda y: build_masked(y.data[(FULL,) * b + (rows,)], lengths, y.ragged_dims, b)
 
 
-def one_row(x: NestedTensor, begin: int, end: int, sizes: list[int]) -> Tensor:
-    """A row as a view."""
-    e = x.structure.packed_dim
-    row = x._values.narrow(e, begin, end - begin)
-    return row if len(sizes) == 1 else row.unflatten(e, sizes)
-
-
 def rows_between(x: Any, begin: Any, end: Any) -> Pick:
-    """Neighbouring rows. A view of the data, but of packed values in a graph, which must not depend on where rows
-    begin. Ends go into no `slice`, which Dynamo reads on the host where they are tensors (torch 2.11-2.13)."""
+    """Neighbouring rows: a view of the data, except of packed values in a graph, whose strides would depend on where
+    rows begin. Ends go into no `slice`, which Dynamo reads on the host where they are tensors (torch 2.11-2.13)."""
     if isinstance(x, MaskedBatch):
         lengths = mark_dynamic(x.lengths.narrow(0, begin, end - begin), 0)
         b = x.batch_dim
@@ -225,8 +206,8 @@ def rows_between(x: Any, begin: Any, end: Any) -> Pick:
     part = Structure(counted(offsets - first), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
     if counts_on_host(s):
         first, last = offsets_on_host(s)[begin], offsets_on_host(s)[end]
-    ends: list[Any] = [first.item(), last.item()] if eager() else []
-    if ends and isinstance(ends[0], int):
+    ends = ints_of(first, last)
+    if ends is not None:
         tell(part, [s], lambda known: known[0][begin:end])
         return lambda x: build_nested(part, x.values.narrow(s.packed_dim, ends[0], ends[1] - ends[0]))
     gather = take_spans(first[None], (last - first)[None])[1]
@@ -234,16 +215,16 @@ def rows_between(x: Any, begin: Any, end: Any) -> Pick:
 
 
 def select_where(x: Any, mask: Any) -> Ragged:
-    """What a ragged mask is True on, row by row: its dims become one ragged dim, those behind it stay.
+    """Positions where a ragged mask is True, row by row: its dims become one ragged dim, those behind it stay.
 
-    The rectangle of a padded batch keeps its size; what is chosen moves to the front of each row.
+    The rectangle of a padded batch keeps its size; the chosen positions move to the front of each row.
 
     Shapes:
         x `(B, *S0, -1, *S1)`, mask with the first dims of x, the ragged one among them -> `(B, -1, *rest)`.
 
     Raises:
         DtypeError: the mask is not bool.
-        ShapeError, StructureError: it has not the first dims of x.
+        ShapeError, StructureError: it lacks the first dims of x.
     """
     if mask.dtype != torch.bool:
         raise DtypeError(message("index", "a bool mask", describe(mask), hint="x[mask.bool()]"))
@@ -268,7 +249,7 @@ def select_where(x: Any, mask: Any) -> Ragged:
 
 
 def at_own(x: Any, index: tuple[Any, ...]) -> Any:
-    """Positions of each example that a ragged batch of them names, on the ragged dim, in the order of that batch.
+    """Positions of each example on the ragged dim, given by a ragged batch of them, in its order.
 
     Shapes:
         x `(B, *S0, -1, *S1)`, positions `(B, -1)`, as many of each example as it says -> `(B, *S0, -1, *S1)`.
@@ -292,108 +273,6 @@ def at_own(x: Any, index: tuple[Any, ...]) -> Any:
         positions = positions if k == d else positions.unsqueeze(k)
     out, rest = torch.take_along_dim(x, positions, d), (*index[:i], FULL, *index[i + 1 :])
     return out if all([isinstance(part, GAP) or takes_all(part) for part in rest]) else out[rest]
-
-
-# -- the ragged dim of a NestedTensor
-
-
-def at_positions(x: NestedTensor, part: Any, rows: Tensor | None = None) -> Tensor:
-    """The same positions of every row, an int or whole numbers of any shape P: dense, (B, *D) or (B, *P, *D).
-
-    With rows it is one position of each row named, (K, *D).
-    """
-    s, e = x.structure, x.structure.packed_dim
-    begin, lengths = s.offsets[:-1], lengths_of(s)
-    if rows is not None:
-        begin, lengths = at_rows(begin, rows), lengths[rows]
-    where = begin[:, None] + positions_of(part, lengths[:, None])
-    shape = part.shape if isinstance(part, Tensor) else ()
-    found = x._values.index_select(e, where.reshape(-1)).unflatten(e, (begin.shape[0], *shape))
-    return found.movedim(e, s.batch_dim + (len(shape) - 1) * (s.batch_dim > e))
-
-
-def cut_ragged(x: NestedTensor, part: slice | Span) -> NestedTensor:
-    """A slice of every row."""
-    s, e = x.structure, x.structure.packed_dim
-    if part.start is None and part.stop is None and part.step == -1:
-        return build_nested(s, x.values.index_select(e, mirrored(s, x.values.shape[e])))
-    first, lengths, step = spans(part, lengths_of(s))
-    known = None if has_tensors(part) else on_host_too(s, lambda sizes: spans(part, sizes[:, 0])[1][:, None])
-    offsets, gather = take_spans(s.offsets[:-1] + first, lengths, step, elements(known))
-    longest = None if s.extent is None else longest_span(part, s.extent.shape[0])
-    extent = None if longest is None else extent_of((longest,), s.offsets.device)
-    t = remember(sizes_on_host, Structure(offsets, None, extent, e, s.batch_dim, 1).marked(), known)
-    return build_nested(t, gather_spans(x.values, e, gather))
-
-
-# -- ragged dims of a MaskedBatch
-
-
-def cut_padded(x: Any, parts: list[Any]) -> MaskedBatch | Tensor:
-    """An entry on each ragged dim of a padded batch."""
-    for r in range(len(parts) - 1, -1, -1):
-        if not takes_all(parts[r]):
-            run = slice_masked if isinstance(parts[r], slice) else at_masked
-            x = run(x, x.ragged_dims[r], parts[r])
-    return x
-
-
-def slice_masked(x: MaskedBatch, dim: int, part: slice | Span) -> MaskedBatch:
-    """A slice of every row; where rows begin at other positions, their elements move."""
-    column = x.ragged_dims.index(dim)
-    first, lengths, step = spans(part, x.lengths[:, column])
-    alike = part.start is None or (isinstance(part.start, int) and part.start >= 0)
-    stop = part.stop if isinstance(part.stop, int) and (part.stop >= 0 or readable()) else None  # a graph would guard
-    if alike and step > 0:
-        data = cut(x.data, dim, slice(part.start, stop, step))
-    else:
-        longest = longest_span(part, x.data.shape[dim]) if readable() else None
-        count = x.data.shape[dim] if longest is None else longest
-        positions = first[:, None] + step * torch.arange(count, device=first.device)
-        data = at_each(x, dim, positions)
-    sizes = [lengths if r == column else size for r, size in enumerate(x.lengths.unbind(1))]
-    out = build_masked(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
-    return out if alike and step > 0 and (part.stop is None or (stop is not None and stop >= 0)) else neutral(out)
-
-
-def at_masked(x: MaskedBatch, dim: int, part: Any) -> MaskedBatch | Tensor:
-    """Positions that every row has, or one of each row: the dim is ragged no more. Dense where no other dim is."""
-    column, rest = x.ragged_dims.index(dim), [r for r in x.ragged_dims if r != dim]
-    data: Any = at_each(x, dim, positions_of(part, x.lengths[:, column, None]))
-    data = data.unflatten(dim, part.shape) if isinstance(part, Tensor) else data.squeeze(dim)
-    if not rest:
-        return data
-    more = kept(part) - 1
-    sizes = torch.stack([size for r, size in enumerate(x.lengths.unbind(1)) if r != column], 1)
-    ragged = tuple([r + more * (dim < r) for r in rest])
-    return build_masked(data, sizes, ragged, x.batch_dim + more * (dim < x.batch_dim), True)
-
-
-def at_each(x: MaskedBatch, dim: int, positions: Tensor) -> Tensor:
-    """Other positions of each row along a dim of the rectangle, (B, K); those outside of it give anything."""
-    front = x.data.movedim((x.batch_dim, dim), (0, 1))
-    if not known(front.shape[1] != 0):  # one position, which is outside
-        front = F.pad(front, [*[0, 0] * (front.ndim - 2), 0, 1])
-    inside = positions.clamp(torch.zeros_like(positions), torch.full_like(positions, front.shape[1] - 1))
-    rows = torch.arange(front.shape[0], device=positions.device)[:, None]
-    return front[rows, inside].movedim((0, 1), (x.batch_dim, dim))
-
-
-def neutral(x: MaskedBatch) -> MaskedBatch:
-    """With zeros in padding, where copies of real elements may lie: no gradient passes to those."""
-    return x.with_data(x.data.masked_fill(~x.mask, 0))
-
-
-# -- slices of either
-
-
-def cut_rows(x: Any, dim: int, start: Any, stop: Any) -> Any:
-    """`x[..., start:stop, ...]` along a ragged dim, with one end for all rows or a tensor with one for each."""
-    if isinstance(x, MaskedBatch):
-        return slice_masked(x, dim, Span(start, stop))
-    if x.structure.ragged_ndim > 1:
-        return crop_rows(x, [Span(start, stop) if d == dim else FULL for d in x.ragged_dims])
-    return cut_ragged(x, Span(start, stop))
 
 
 def truncate(x: B, lengths: Tensor | int) -> B:

@@ -1,12 +1,10 @@
-"""Indices of ragged batches in few forms: one entry for each dim, and the positions of new dims.
-
-    x[rows, step, ...]      rows pick examples, every step acts on one dim of each
+"""Indices of ragged batches as one entry for each dim, and entries of static dims applied to tensors.
 
 An entry is an int, a slice (whose ends may be tensors, one for each row), or a vector of positions; a mask becomes the
-positions where it is True. `cut` applies an entry to a dim of a tensor, `spans` to rows of different lengths.
+positions where it is True.
 
-Invariants: an index is refused, with an IndexingError or a ShapeError, or means what it means for each row on its own;
-no vector of rows is read on the host, except a mask, whose number of rows is data; sizes may be symbolic.
+Invariants: an index is refused, with an IndexingError or a ShapeError, or means the same as for each row on its own; no
+vector of rows is read on the host, except a mask, whose number of rows is data; sizes may be symbols.
 """
 
 from __future__ import annotations
@@ -19,18 +17,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import shown
-from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import larger, smaller
 from tdc.core.entries import GAP, NEW_DIM, entries_of
-from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
+from tdc.core.errors import IndexingError, describe, describe_index, message, show_sizes
 
 X = TypeVar("X")
 FULL = slice(None)
 FARTHEST = 2**62  # a step to which int64 can add the size of a dim
 Entry = int | slice | Tensor  # of an index, for one dim; a list or an array stands for the Tensor it becomes
-untyped: Any = torch  # whose stubs leave types open
+VECTORS = "one vector at a time: x[rows][..., positions]; rows pair only with positions of the ragged dim"
 
 
 class Span(NamedTuple):
@@ -77,7 +72,7 @@ def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor
 
 
 def full_index(index: Entry | tuple[Any, ...], shape: Any, batch_dim: int, device: Any) -> tuple[list[Any], list[int]]:
-    """One entry for each dim, those of the batch as they were given; and for each new dim the entries before it."""
+    """One entry for each dim, that of the batch as given; and for each new dim the number of entries before it."""
     given = entries_of(index)
     gaps = [i for i, part in enumerate(given) if isinstance(part, GAP)]
     real = [part for part in given if not isinstance(part, (NEW_DIM, GAP))]
@@ -127,50 +122,28 @@ def as_step(part: Entry, dim: int, shape: Any, device: Any) -> Entry:
     return found.to(torch.int64)
 
 
+def check_vectors(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...]) -> None:
+    """Refuse vectors that would pair up as in NumPy, except rows with positions of the ragged dim."""
+    found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
+    if len(found) > 1 and set(found) != {batch_dim, ragged_dims[0]}:
+        raise IndexingError(message("index", "at most one vector", f"vectors at dims {found}", hint=VECTORS))
+
+
 def around_batch(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...]) -> bool:
-    """Whether vectors stand on the batch and on static dims beside it, in front of the ragged ones."""
+    """True if vectors index the batch and static dims beside it, in front of the ragged ones."""
     found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
     beside = len(found) > 1 and found[-1] - found[0] == len(found) - 1
     return beside and batch_dim in found and found[-1] < ragged_dims[0]
 
 
-def at_examples(x: Any, parts: list[Any]) -> Any:
-    """Examples that vectors name on several dims: in a TensorDict with several batch dims the batch is one of them."""
-    found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
-    first, last = found[0], found[-1]
-    flat = x.flatten(first, last)
-    numbers = torch.arange(flat.shape[first], device=x.device).view([x.shape[d] for d in found])
-    try:
-        rows = numbers[tuple(parts[first : last + 1])]
-    except IndexError as error:
-        hint = f"torch: {error}"
-        raise IndexingError(message("index", f"examples of {list(numbers.shape)}", "others", hint=hint)) from None
-    return flat[(*parts[:first], rows, *parts[last + 1 :])]
-
-
 def takes_all(part: Entry) -> bool:
-    """Whether an entry takes all of its dim as it is."""
+    """True if an entry takes all of its dim as it is."""
     return isinstance(part, slice) and part.start is None and part.stop is None and part.step in (None, 1)
 
 
 def kept(part: Any) -> int:
-    """The dims that the result has instead of the one that an entry acts on."""
+    """Number of dims of the result in place of the dim that an entry acts on."""
     return part.ndim if isinstance(part, Tensor) else int(isinstance(part, slice))
-
-
-def bounds(part: slice, size: int) -> tuple[int, int, int]:
-    """First position, the one behind the last, and step of a slice; `slice.indices` for sizes that may be symbolic."""
-    step = step_of(part)
-    low, high = (0, size) if step > 0 else (-1, size - 1)
-
-    def end(at: Any, default: int) -> int:
-        if at is None:
-            return default
-        at = as_end(at)
-        at = at + size if at < 0 else at
-        return low if at < low else high if at > high else at
-
-    return end(part.start, low if step > 0 else high), end(part.stop, high if step > 0 else low), step
 
 
 def as_number(at: Any) -> Any:
@@ -188,7 +161,7 @@ def as_end(at: Any) -> int | torch.SymInt:
 
 
 def step_of(part: slice | Span) -> int:
-    """The step of a slice, which is not 0; one that is longer than any dim is as good as another."""
+    """The step of a slice, which is not 0, cut to one longer than any dim."""
     try:
         step = 1 if part.step is None else as_number(part.step)
     except TypeError:
@@ -197,6 +170,24 @@ def step_of(part: slice | Span) -> int:
     if step == 0:
         raise IndexingError(message("index", "a slice that moves", "step 0", hint="x[:, ::1]"))
     return -FARTHEST if step < -FARTHEST else FARTHEST if step > FARTHEST else step
+
+
+# -- static dims
+
+
+def bounds(part: slice, size: int) -> tuple[int, int, int]:
+    """First position, the one behind the last, and step of a slice; `slice.indices` for sizes that may be symbolic."""
+    step = step_of(part)
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+
+    def end(at: Any, default: int) -> int:
+        if at is None:
+            return default
+        at = as_end(at)
+        at = at + size if at < 0 else at
+        return low if at < low else high if at > high else at
+
+    return end(part.start, low if step > 0 else high), end(part.stop, high if step > 0 else low), step
 
 
 def cut(x: Tensor, dim: int, part: Entry) -> Tensor:
@@ -217,6 +208,20 @@ def cut(x: Tensor, dim: int, part: Entry) -> Tensor:
         raise IndexingError(message("index", f"positions in [{-size}, {size - 1}]", got, hint=hint)) from None
 
 
+def at_examples(x: Any, parts: list[Any]) -> Any:
+    """Examples at vectors on several dims, one of which is the batch: in a TensorDict with several batch dims."""
+    found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
+    first, last = found[0], found[-1]
+    flat = x.flatten(first, last)
+    numbers = torch.arange(flat.shape[first], device=x.device).view([x.shape[d] for d in found])
+    try:
+        rows = numbers[tuple(parts[first : last + 1])]
+    except IndexError as error:
+        hint = f"torch: {error}"
+        raise IndexingError(message("index", f"examples of {list(numbers.shape)}", "others", hint=hint)) from None
+    return flat[(*parts[:first], rows, *parts[last + 1 :])]
+
+
 def index_example(row: Tensor, parts: list[Any], batch_dim: int, new: list[int]) -> Tensor:
     """The entries of an index behind the one that picked an example, applied to that example."""
     for d in range(len(parts) - 1, -1, -1):
@@ -226,113 +231,8 @@ def index_example(row: Tensor, parts: list[Any], batch_dim: int, new: list[int])
 
 
 def insert_dims(x: X, parts: list[Any], new: list[int], insert: Callable[[X, int], X]) -> X:
-    """The result of an index with its new dims of size 1, each in front of what the entries behind it gave."""
+    """The result of an index with its new dims of size 1."""
     for done, before in enumerate(new):
         dim = sum([kept(part) for part in parts[:before]]) + done
         x = insert(x, dim)
     return x
-
-
-def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
-    """A slice of every row: where it begins, how many positions it has, and its step. Ends may be tensors."""
-    step = step_of(part)
-    low, high = (0, lengths) if step > 0 else (-1, lengths - 1)
-
-    def end(at: Any) -> Tensor:
-        if isinstance(at, Tensor):
-            check_ends(at, lengths.shape[0])
-            at = torch.where(at < 0, at + lengths, at.to(lengths.device))
-            return torch.minimum(at.clamp(min=low), high)
-        at = as_end(at)
-        return (lengths + at).clamp(min=low) if at < 0 else high.clamp(max=at)
-
-    behind = high if step > 0 else torch.full_like(lengths, low)
-    last = behind if part.stop is None else end(part.stop)
-    if part.start is None and step > 0:
-        first, distance = torch.zeros_like(lengths), last
-    else:
-        first = high if part.start is None else end(part.start)
-        distance = (last - first if step > 0 else first - last).clamp(min=0)
-    stride = abs(step)
-    return first, distance if stride == 1 else (distance + stride - 1) // stride, step
-
-
-def check_ends(at: Tensor, rows: int) -> None:
-    """Refuse a tensor that is no end of a slice, nor one for each row."""
-    if at.ndim > 1 or (at.ndim == 1 and at.shape[0] != rows) or at.is_floating_point():
-        hint = "x[:, :lengths] with whole numbers"
-        raise ShapeError(message("index", f"one end for each of {rows} rows", describe(at), hint=hint))
-
-
-def has_tensors(part: slice | Span) -> bool:
-    """Whether an end of a slice is data."""
-    return isinstance(part.start, Tensor) or isinstance(part.stop, Tensor)
-
-
-def longest_span(part: slice | Span, size: int) -> int | None:
-    """The positions that a slice takes of the longest row, which no other row exceeds; None where that is not known.
-
-    The sizes of a graph are symbolic: nothing is decided here that depends on them.
-    """
-    ends = (part.start, part.stop)
-    if any([not (at is None or isinstance(at, int)) for at in ends]) or part.step not in (None, 1):
-        return None
-    start, stop = 0 if part.start is None else part.start, part.stop
-    if start < 0 and stop is not None and stop >= 0:
-        return None  # a shorter row may have more of them
-    first = larger(size + start, 0) if start < 0 else start
-    last = size if stop is None else larger(size + stop, 0) if stop < 0 else smaller(stop, size)
-    return larger(last - first, 0)
-
-
-class Each(NamedTuple):
-    """One position of each row, (B, 1)."""
-
-    positions: Tensor
-
-
-def positions_of(part: Any, sizes: Tensor, name: str = "x.lengths") -> Tensor:
-    """An int, whole numbers for all rows or `Each`, as positions from the front: (B, K), where sizes are (B, 1).
-
-    Raises:
-        IndexingError: a row is shorter. Immediate on CPU, asynchronous on CUDA.
-    """
-    if isinstance(part, Each):
-        positions = part.positions
-    else:
-        positions = part.reshape(1, -1) if isinstance(part, Tensor) else torch.full_like(sizes, part)
-    at = f"at {shown(part)}" if isinstance(part, int) else "at each position"
-    hint = f"drop short rows first: x = x[{name} > k]"
-    text = message("index", f"rows with an element {at}", "a shorter row", hint=hint)
-    require(((positions < sizes) & (positions >= -sizes)).all(), text, IndexingError)
-    return torch.where(positions < 0, positions + sizes, positions)
-
-
-Pick = Callable[[Any], Any]  # of batches of one structure
-
-VECTORS = "one vector at a time: x[rows][..., positions]; rows pair only with positions of the ragged dim"
-
-
-def at_rows(entries: Tensor, rows: Any) -> Tensor:
-    """The entries of the rows named; IndexingError where one is out of range."""
-    try:
-        return entries[rows]
-    except IndexError:
-        count = entries.shape[0]
-        hint = f"the batch has {count} rows"
-        raise IndexingError(message("index", f"rows in [{-count}, {count - 1}]", "one beyond", hint=hint)) from None
-
-
-def check_vectors(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...]) -> None:
-    """Vectors would pair up as in NumPy; only rows and positions of the ragged dim have a meaning together."""
-    found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
-    if len(found) > 1 and set(found) != {batch_dim, ragged_dims[0]}:
-        raise IndexingError(message("index", "at most one vector", f"vectors at dims {found}", hint=VECTORS))
-
-
-def paired_positions(positions: Tensor, rows: Tensor) -> Tensor:
-    """One position for each row named, (K, 1); one position may serve all rows."""
-    if positions.ndim > 1 or positions.shape[0] not in (1, rows.shape[0]):
-        expected, hint = f"one position for each of {rows.shape[0]} rows", "x[rows][:, positions] for all of them"
-        raise IndexingError(message("index", expected, describe(positions), hint=hint))
-    return positions[:, None]

@@ -21,13 +21,12 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.frozen import read_only
 from tdc.layout.segments import longest, offsets_int32, row_ids
 from tdc.layout.structure import Structure
-from tdc.ragged.convert import to_packed, to_padded, to_torch
+from tdc.ragged.convert import pad_levels, to_packed, to_padded, to_torch
 from tdc.ragged.index import index_ragged, picker, same_structure, with_structure_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import R, Ragged, data_of, with_data
 from tdc.ragged.two_level import TwoLevelTensor
-from tdc.ragged.two_level_padded import pad_levels
 
 
 def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguous_format) -> bool:

@@ -9,7 +9,7 @@ from tdc.core.container import Container
 from tdc.ragged.index import Pick, Ragged
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.two_level_padded import Dims, TwoLevelPadded
+from tdc.ragged.convert import Dims, TwoLevelPadded
 from torch import Tensor
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, overload
 

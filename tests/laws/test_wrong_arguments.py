@@ -17,8 +17,8 @@ from harness import Draw
 from torch._dynamo.exc import TorchDynamoException
 
 import tdc
+from tdc.core.calls import refuse_kinds
 from tdc.core.errors import DtypeError, TdcError
-from tdc.core.kinds import refuse_kinds
 from tdc.core.rules import KINDS, RULES
 from tdc.testing.batches import build
 

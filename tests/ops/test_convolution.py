@@ -16,8 +16,8 @@ from versions import refused
 import tdc
 from tdc import NestedTensor, ShapeError, StructureError
 from tdc.compile import counted, export
-from tdc.kernels.convolution import cpu, cpu_line
-from tdc.kernels.convolution.operator import convolve
+from tdc.kernels import convolution_cpu as cpu
+from tdc.kernels.convolution import convolve
 
 F: Any = torch.nn.functional
 CONV: Any = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -29,8 +29,8 @@ OPTIONS: list[tuple[int, Any, dict[str, Any]]] = [  # dims, kernel, options
     (1, (2,), {"stride": 3, "dilation": 2}),
     (1, (2,), {}),
     (1, (3,), {"padding": 4, "dilation": 2, "groups": 2}),
-    (1, (2,), {"groups": 2}),  # in lines
-    (1, (2,), {"padding": 3}),  # more than a window reads: not in lines
+    (1, (2,), {"groups": 2}),
+    (1, (2,), {"padding": 3}),  # more than a window reads
     (2, (3, 3), {"stride": 2, "padding": 1}),
     (2, (1, 1), {}),
     (2, (1, 1), {"stride": 2}),
@@ -44,12 +44,10 @@ OPTIONS: list[tuple[int, Any, dict[str, Any]]] = [  # dims, kernel, options
 ]
 
 
-@pytest.fixture(params=["gathered", "by example", "in lines"])
+@pytest.fixture(params=["gathered", "by example"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the three ways of the kernel, where groups and dims leave a choice."""
+    """Each of the two ways of the kernel, where groups leave a choice."""
     all_at_once = request.param == "gathered"
-    if request.param != "in lines":
-        monkeypatch.setattr(cpu_line, "serves", lambda *args: False)
     monkeypatch.setattr(cpu, "gathers", lambda found, total, channels, w, wide=0: w.groups == 1 and all_at_once)
     return request.param
 
@@ -136,17 +134,6 @@ def test_neighbours_of_one_size_are_one_batch():
     total = x.values.shape[1]
     found = cpu.runs(x.sizes, windows, total, total)
     assert [run.planes for run in found] == [(2, 7, 5), (1, 3, 9), (1, 6, 6), (1, 9, 3)]
-
-
-def test_lines_hold_a_number_of_positions(monkeypatch: pytest.MonkeyPatch):
-    """So that memory is bounded: the same numbers, whatever a line holds."""
-    windows = cpu.Windows((3,), (1,), (1,), (1,))
-    parts, weight = images(1), torch.randn(8, 4, 3, dtype=DOUBLE)
-    sizes = packed(parts).sizes
-    assert [sum(line.sizes) for line in cpu_line.lines(sizes, windows, 4)] == [sum(sizes[:, 0].tolist())]
-    monkeypatch.setattr(cpu_line, "MOST", 4 * 3 * 13)
-    assert [sum(line.sizes) for line in cpu_line.lines(sizes, windows, 4)] == [7, 10, 6, 9]
-    agree(lambda x, w: F.conv1d(x, w, padding=1), parts, [weight])
 
 
 def test_the_way_follows_from_sizes():
@@ -432,3 +419,24 @@ def test_a_filter_for_each_channel_in_half_precision(dtype: torch.dtype, lengths
     for row, out in zip(rows, got.unbind(), strict=True):
         want = F.conv1d(row.float(), weight.float(), bias.float(), padding=8, groups=16)
         assert torch.equal(out, want.to(dtype)) or torch.allclose(out.float(), want, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("wrong", [1.0, True, (1.0, 1), [1, True], "1", None])
+def test_what_is_equal_to_an_int_is_refused_as_before(wrong: Any):
+    x, weight = tdc.pack([torch.randn(2, 5, 4), torch.randn(2, 3, 6)], ragged_dim=(2, 3)), torch.randn(3, 2, 1, 1)
+    for _ in range(2):
+        F.conv2d(x, weight, stride=1)
+        F.conv2d(x, weight, stride=[1, 1])
+        with pytest.raises(TypeError):  # of torch, before it hands on, or a DtypeError
+            F.conv2d(x, weight, stride=wrong)
+
+
+def test_planes_with_a_dim_of_one_size_at_either_end():
+    """Structures that share what is kept, since only their axes differ, have other planes."""
+    rows, weight = [torch.randn(2, 5, 4, 6), torch.randn(2, 5, 6, 3)], torch.randn(3, 2, 2, 2, 2)
+    x = tdc.pack(rows, ragged_dim=(3, 4))
+    y = x.movedim(2, 4)
+    for _ in range(2):
+        for batch, order in ((x, (0, 1, 2, 3)), (y, (0, 2, 3, 1))):
+            for found, row in zip(F.conv3d(batch, weight).unbind(), rows, strict=True):
+                assert torch.allclose(found, F.conv3d(row.permute(order), weight), atol=1e-5)

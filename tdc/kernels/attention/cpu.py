@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype
 from tdc.core.torch_functions import fused_cpu_backward, fused_cpu_forward
-from tdc.kernels.attention.masks import check_mask
+from tdc.kernels.attention.rectangle import check_mask
 
 
 class Example(NamedTuple):

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import eager, known, unchanged_in_graphs, under_transform
-from tdc.core.errors import UnsupportedError, message
+from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.operators import directed
-from tdc.kernels.attention.masks import additive, causal_mask, check_mask
 from tdc.layout.padding import pack_rows, pad_rows, valid_mask
 from tdc.layout.segments import longest, sizes_of
 from tdc.layout.structure import Structure
@@ -147,3 +146,40 @@ def within(window: int, score_mod: ScoreMod | None = None) -> ScoreMod:
 def shared_heads(t: Tensor, heads: int) -> Tensor:
     """Keys (M, G, D) or (B, G, M, D) for as many heads as there are of queries; neighbouring heads share."""
     return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], 1)
+
+
+# -- dense masks: bool, True where a query attends, or added to scores
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers added to scores: -inf where a bool mask is False."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
+
+
+def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
+    """A ShapeError where a dense mask ends before the longest example."""
+    if any([h < n and h != 1 for h, n in zip(have, need, strict=True)]):
+        raise ShapeError(too_small(have, f" for {need[0]} queries and {need[1]} keys"))
+
+
+def too_small(have: tuple[int, ...] | None = None, rows: str = " for longer rows") -> str:
+    """The text for a dense mask that ends before the longest example, with its sizes (Lq, Lk) where they are known."""
+    got = "a smaller one" if have is None else f"(..., {have[0]}, {have[1]}){rows}"
+    expected, hint = "a mask (..., Lq, Lk) of at least the longest rows", "build it for x.max_length"
+    return message("attention", expected, got, hint=hint)
+
+
+TOO_SMALL = too_small()  # without sizes, which a graph would be made for
+
+
+def window_mask(window: int, sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """(L, M), True where positions are less than a window apart."""
+    apart = torch.arange(sizes[0], device=device)[:, None] - torch.arange(sizes[1], device=device)
+    return apart.abs() < window
+
+
+def causal_mask(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """(L, M), True on and below the diagonal."""
+    return torch.ones(sizes, dtype=torch.bool, device=device).tril()

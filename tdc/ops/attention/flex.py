@@ -20,8 +20,7 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.dynamo import eager, flex_module
 from tdc.core.errors import ShapeError
-from tdc.kernels.attention.masks import TOO_SMALL, too_small
-from tdc.kernels.attention.rectangle import ScoreMod
+from tdc.kernels.attention.rectangle import TOO_SMALL, ScoreMod, too_small
 from tdc.layout.segments import local_positions, row_ids, sizes_of
 from tdc.layout.structure import Structure
 from tdc.ops.attention.masks import operand

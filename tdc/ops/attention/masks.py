@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
-from tdc.kernels.attention.masks import additive
+from tdc.kernels.attention.rectangle import additive
 from tdc.layout.segments import sizes_of
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch

@@ -21,8 +21,7 @@ from torch import Tensor
 from tdc.core.dynamo import known
 from tdc.core.errors import StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs
-from tdc.kernels.attention.masks import causal_mask
-from tdc.kernels.attention.rectangle import How, attend_padded, attention_weights
+from tdc.kernels.attention.rectangle import How, attend_padded, attention_weights, causal_mask
 from tdc.layout.padding import pack_rows, pad_rows
 from tdc.layout.segments import longest
 from tdc.ops.attention.masks import as_dense

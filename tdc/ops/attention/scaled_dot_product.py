@@ -31,9 +31,8 @@ from tdc.core.rules import define
 from tdc.core.typing import OpName
 from tdc.kernels.attention.efficient import runs
 from tdc.kernels.attention.flash import largest_head
-from tdc.kernels.attention.masks import window_mask
 from tdc.kernels.attention.operator import attend
-from tdc.kernels.attention.rectangle import How, ScoreMod, attend_padded, shared_heads, within
+from tdc.kernels.attention.rectangle import How, ScoreMod, attend_padded, shared_heads, window_mask, within
 from tdc.layout.segments import longest, offsets_int32
 from tdc.layout.structure import Structure
 from tdc.ops.attention.choice import Call, backend

@@ -1,17 +1,17 @@
-"""The operator of convolution of packed examples: what torch's dispatcher, autograd, vmap and graphs know of it.
+"""The operators of convolution of packed examples, for torch's dispatcher, autograd, vmap and graphs.
 
     x (N, C), weight (D, C / groups, *K), sizes (B, n)  ->  out (M, D)
 
-It is one node of a graph that is the same for all sizes. A convolution is linear in x and in its weight, so that the
-sum of `out * grad` is linear in three tensors, and each of the three operations is its derivative by the third:
+One node of a graph for all sizes. A convolution is linear in x and in its weight, so that the sum of `out * grad` is
+linear in three tensors, and each of the three operators is its derivative by the third:
 
     conv_rows          of x and weight        M positions, D channels
     conv_rows_input    of weight and grad     N positions, C channels
     conv_rows_weight   of x and grad          the weight's shape
 
-The derivative of each is again one of the others, as often as anybody asks, and so is the one in a direction.
+The derivative of each is again one of the others, to any order and in forward mode.
 
-Invariant: `Convolve` differentiates the operations, and nothing else does.
+Invariant: `Convolve` differentiates the operators, and nothing else does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
 from tdc.core.operators import derive, differentiable, in_front, operator, refuse_mapped
-from tdc.kernels.convolution import cpu
+from tdc.kernels import convolution_cpu as cpu
 
 
 def product(
@@ -75,7 +75,7 @@ class Convolve(torch.autograd.Function):
 
 
 class Directed(Convolve):
-    """`Convolve` with a derivative in a direction."""
+    """`Convolve` with a forward-mode derivative."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -84,13 +84,13 @@ class Directed(Convolve):
         ctx.save_for_forward(*inputs[:5])
 
     @staticmethod
-    def jvp(ctx: Any, *directions: Any) -> Tensor:
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
         *tensors, _, sizes = ctx.saved_tensors
         how = ctx.stride, ctx.padding, ctx.dilation, ctx.groups
-        parts = [] if directions[3] is None else [directions[3].repeat(ctx.size, 1)]
-        for i, direction in enumerate(directions[:3]):
-            if direction is not None:
-                operands = [direction if k == i else t for k, t in enumerate(tensors)]
+        parts = [] if tangents[3] is None else [tangents[3].repeat(ctx.size, 1)]
+        for i, tangent in enumerate(tangents[:3]):
+            if tangent is not None:
+                operands = [tangent if k == i else t for k, t in enumerate(tensors)]
                 parts.append(convolve(*operands, None, sizes, ctx.size, *how))
         return functools.reduce(torch.add, parts)
 
@@ -119,7 +119,7 @@ def fake_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: Any, *how: Any) 
 
 
 def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
-    """What `Convolve` takes, of the arguments of one of the operations."""
+    """Arguments of `Convolve`, from those of one of the operators."""
     *tensors, sizes, size, stride, padding, dilation, groups = args
     given = {rows: (0, 1, 3), rows_input: (1, 2), rows_weight: (0, 2)}[op]
     operands: list[Any] = [None] * 4
@@ -129,7 +129,7 @@ def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
 
 
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    """Under vmap members become examples where they share the weight, else groups; they share sizes."""
+    """Under vmap the batch becomes examples where it shares the weight, else groups; sizes are shared."""
     *tensors, sizes, size, stride, padding, dilation, groups = args
     dims, members = in_dims[: len(tensors)], info.batch_size
     refuse_mapped("sizes", [in_dims[len(tensors)]])

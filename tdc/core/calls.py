@@ -1,28 +1,35 @@
-"""Names the argument of another kind in a call that went wrong, by the types that torch declares.
+"""Names the argument that is wrong in a call that failed: of another kind, or of sizes that do not fit.
 
     F.max_pool1d(x, 2, padding="same")    tdc.max_pool1d: expected padding to be an int or ints, got str
+    nn.Linear(5, 2)(x)                    tdc.linear: expected 5 features, got 4 in NestedTensor float32[2, -1, 4]
 
-A rule looks at few kinds itself: to look at all of them would cost every call. So dispatch asks here when a rule has
-raised an error that is not ours. Where each argument is of a kind that torch takes, the error stays as it is.
+Kinds are those of the types that torch declares; sizes are checked by a function for some operations. Eagerly dispatch
+asks here when torch has refused a call, so that a call that works costs nothing. A graph checks sizes while it is
+traced, before torch sees the call, since Dynamo catches no error of torch.
 
-Invariants: a call that works costs nothing; what torch takes in any form of the operation is never refused.
+Invariants: arguments that torch takes in any form of the operation are never refused; a check reads no data, unless
+torch has just refused it.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import constant
-from tdc.core.errors import DtypeError, describe, message, op_name
+from tdc.core.errors import DtypeError, TdcError, describe, message, op_name
+from tdc.core.rules import ROWS
 from tdc.core.signatures import typed_forms
 from tdc.core.torch_functions import schemas
 from tdc.core.typing import Op, OpName
 
+Check = TypeVar("Check", bound=Callable[..., None])
+CHECKS: dict[Op, Callable[..., None]] = {}
 Parameter = tuple[str, tuple[str, ...]]  # a name, and the kinds that it may have
 ANNOTATED = r"<class 'int'>|\bint \|"  # may stand for several, as in F.normalize, and for a dtype, as in F.softmin
 PATTERNS = {  # what stands for a kind in a schema, or in an annotation
@@ -135,3 +142,43 @@ def kinds_of(texts: list[str]) -> tuple[str, ...]:
     if any([not kinds or kinds == ["none"] for kinds in found]):
         return ()
     return tuple(dict.fromkeys([kind for kinds in found for kind in kinds]))
+
+
+def checks(*ops: Op) -> Callable[[Check], Check]:
+    """Make a function the check of these operations; it takes the operation, then the arguments by torch's names."""
+
+    def mark(check: Check) -> Check:
+        for op in ops:
+            CHECKS[op] = check
+        return check
+
+    return mark
+
+
+def refuse_call(op: Op, spelled: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Name what is wrong with a call that torch refused: arguments of another kind, then sizes that do not fit.
+
+    Args:
+        spelled: the function or Tensor method that the user called, whose parameters the arguments are.
+
+    Raises:
+        TdcError: something is.
+    """
+    refuse_kinds(spelled, args, kwargs)
+    check = CHECKS.get(op)
+    if check is not None:
+        try:
+            check(op, *args, **kwargs)
+        except TdcError as error:
+            raise error from None  # of torch's; a check is traced, too, where Dynamo (2.11) knows no `from`
+
+
+def checked(op: Op, row: str) -> Op:
+    """A row that asks first. It looks the other up in each trace, since a user may give it another function."""
+    check = CHECKS[op]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check(op, *args, **kwargs)
+        return getattr(ROWS, row)(*args, **kwargs)
+
+    return run
