@@ -1,9 +1,9 @@
-"""What the annotations of a class and the parameters of a function say, read alike on all versions of Python.
+"""Annotations of a class and parameters of a function, read alike on all versions of Python.
 
-From Python 3.14 on annotations are not values but a function that computes them, so that they may name what is defined
-later. `from __future__ import annotations` makes them texts, on all versions.
+From Python 3.14 on annotations are a function that computes them; `from __future__ import annotations` makes them
+texts.
 
-Invariant: an annotation that cannot be read, for a name in it that is not defined, is its text, and hides no other.
+Invariant: an annotation with a name that is not defined is its text, and hides no other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Assertions on data: immediate on CPU, asynchronous on CUDA, nodes of the graph when traced.
 
-In a graph an assertion is an operator of our own, which Inductor calls between its loops. Torch's own becomes a part of
-a loop, and an error raised in a loop of several threads ends the process (torch 2.11-2.15). An exported graph needs no
-Python, and has torch's.
+In a graph an assertion is an operator of our own: an error in a loop of several threads, of which Inductor makes
+torch's own a part, ends the process (torch 2.11-2.15). An exported graph needs no Python, and has torch's.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from torch.fx.node import has_side_effect
 from tdc.core.dynamo import exporting, trace_as, without_vmap
 from tdc.core.errors import StructureError
 from tdc.core.operators import operator
+from tdc.core.private import nothing
 from tdc.core.torch_functions import assert_async
 
 
@@ -43,10 +43,6 @@ def assert_traced(condition: Tensor, text: str) -> None:
         require_op(condition, text)
 
 
-def no_result(condition: Tensor, text: str) -> None:
-    """Results of the operator, for graphs."""
-
-
 def over_members(op: Any, info: Any, in_dims: Any, condition: Tensor, text: str) -> tuple[None, None]:
     """Under vmap all examples share one condition."""
     op(condition.all(), text)
@@ -54,7 +50,7 @@ def over_members(op: Any, info: Any, in_dims: Any, condition: Tensor, text: str)
 
 
 require_op: Any = operator(
-    "require(Tensor condition, str text) -> ()", no_result, over_members, CompositeExplicitAutograd=assert_async
+    "require(Tensor condition, str text) -> ()", nothing, over_members, CompositeExplicitAutograd=assert_async
 )
 has_side_effect(require_op)  # no pass removes it
 trace_as(assert_data, assert_traced)

@@ -3,9 +3,8 @@
     F.max_pool1d(x, 2, padding="same")    tdc.max_pool1d: expected padding to be an int or ints, got str
     nn.Linear(5, 2)(x)                    tdc.linear: expected 5 features, got 4 in NestedTensor float32[2, -1, 4]
 
-Kinds are those of the types that torch declares; sizes are checked by a function for some operations. Eagerly dispatch
-asks here when torch has refused a call, so that a call that works costs nothing. A graph checks sizes while it is
-traced, before torch sees the call, since Dynamo catches no error of torch.
+Eagerly dispatch asks here when torch has refused a call, so that a call that works costs nothing. A graph checks sizes
+while it is traced, since Dynamo catches no error of torch.
 
 Invariants: arguments that torch takes in any form of the operation are never refused; a check reads no data, unless
 torch has just refused it.
@@ -60,11 +59,8 @@ GIVEN = {
 
 
 def refuse_kinds(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse the first argument of a call that is of no kind that torch takes there; a graph does so, too.
-
-    Raises:
-        DtypeError: there is one, or one is missing, or given by position and by name; a tensor of `torch.nested`.
-    """
+    """Refuse the first argument of a call that is of no kind that torch takes there, with a DtypeError; also one that
+    is missing or given twice, and a tensor of `torch.nested`."""
     if any([isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())]):
         raise of_torch_nested(op) from None
     order, named, needed = parameters(op)
@@ -96,7 +92,7 @@ def refuse_kind(op: Op, name: str, kinds: tuple[str, ...], x: Any) -> None:
 
 
 def fits(kind: str, x: Any) -> bool:
-    """Whether an argument is of a kind; a tensor without dims is a number, and None among ints a size that stays."""
+    """True if an argument is of a kind; a tensor without dims is a number, and None among ints a size that stays."""
     if kind in ("none", "unset"):
         return x is None
     if kind in ("tensors", "ints", "floats"):
@@ -115,10 +111,8 @@ def fits(kind: str, x: Any) -> bool:
 
 @constant
 def parameters(op: Op) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], tuple[str, ...]]:
-    """The parameters of a function by position, all of them by name, and the first ones, which have no default.
-
-    None where torch does not tell.
-    """
+    """Parameters of a function by position, all of them by name, and names of those without a default; none where torch
+    does not tell."""
     forms = typed_forms(op)
     if not any([text.removesuffix(" = ...") for form in forms for _, _, text in form]):
         forms = schemas(op_name(op))
@@ -156,13 +150,10 @@ def checks(*ops: Op) -> Callable[[Check], Check]:
 
 
 def refuse_call(op: Op, spelled: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Name what is wrong with a call that torch refused: arguments of another kind, then sizes that do not fit.
+    """Raise a TdcError that names what is wrong with a call that torch refused, if anything is.
 
     Args:
         spelled: the function or Tensor method that the user called, whose parameters the arguments are.
-
-    Raises:
-        TdcError: something is.
     """
     refuse_kinds(spelled, args, kwargs)
     check = CHECKS.get(op)

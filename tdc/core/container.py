@@ -2,14 +2,12 @@
 
     torch.relu(x)    `Container.__torch_function__`, which torch calls where an argument is a container
     x.relu()         a method that runs the row of `torch.relu`; `install_methods` makes one for each row
-    x + y            an operator that runs the row of `torch.add`; Python asks for it, so it also refuses other types
+    x + y            an operator that runs the row of `torch.add`; it also refuses other types
 
-All three look up the name of the row with `row_of` and run what `ROWS` holds under it.
+All three look up the name of the row with `row_of` and run its entry in `ROWS`.
 
-Invariants:
-  - where several kinds of container meet, the row of the kind with the highest rank runs;
-  - a function, method or operator without a row raises an error that says what to do instead; it never loops over
-    examples.
+Invariants: where several kinds of container meet, the row of the kind with the highest rank runs; without a row there
+is an error that says what to do instead, never a loop over examples.
 """
 
 from __future__ import annotations
@@ -146,23 +144,18 @@ def dims_of(x: Any) -> int:
 
 
 def refuse_dense(op: Op, args: tuple[Any, ...]) -> None:
-    """Refuse a dense first operand of an operation on batches that has met a ragged batch further behind."""
+    """Refuse a dense first operand of an operation on batches."""
     batches = [x for x in args if isinstance(x, Container) and x._rank < 2]
     if batches and isinstance(args[0], torch.Tensor):
         like, got = batches[0], describe(args[0])
-        hint = {"nested": PACKS, "masked": "x.with_data(dense)"}[like._kind]
+        packs = "tdc.nested_like(dense, x) of a padded tensor, x.with_values(dense) of a packed one"
+        hint = {"nested": packs, "masked": "x.with_data(dense)"}[like._kind]
         raise StructureError(message(op, f"a {type(like).__name__} first", got, hint=hint)) from None
 
 
-PACKS = "tdc.nested_like(dense, x) of a padded tensor, x.with_values(dense) of a packed one"
-
-
 def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
-    """Name of the row that runs `op` for a container class, or the outermost of several types.
-
-    Raises:
-        UnsupportedError: there is none.
-    """
+    """Name of the row that runs `op` for a container class, or the outermost of several types; else an
+    UnsupportedError."""
     kind = (cls if len(types) < 2 else outermost(types))._kind
     row = DISPATCH[kind].get(op)
     if row is None:
@@ -174,8 +167,7 @@ def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
 def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
     """Replace `row_of` in graphs: the row checks sizes first, since Dynamo catches no error of torch.
 
-    A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
-    none on the table, so that neither its cost nor the time to trace it grows with the number of rows.
+    As a constant it leaves a guard on the row and none on the table, whose size thus costs nothing.
     """
     find_in_tuples()
     row = row_of(op, cls, types)
@@ -253,10 +245,7 @@ def as_method(op: Op, name: str) -> Op:
 
 
 def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
-    """An operator: `x - 2` runs the row of `op` on (x, 2), reflected `2 - x` on (2, x); Python refuses other types.
-
-    What numpy has is a tensor here.
-    """
+    """An operator: `x - 2` runs the row of `op` on (x, 2), reflected `2 - x` on (2, x); an array is a tensor here."""
 
     def method(self: Any, other: Any) -> Any:
         row = operator_row(op, type(self), type(other))
@@ -276,7 +265,7 @@ def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
 
 
 def has_cure(name: str, other: Any) -> bool:
-    """True of what numpy made, and of builtins that no operator takes; those are equal to no batch."""
+    """True of arrays, and of builtins that no operator takes; those are equal to no batch."""
     return hasattr(other, "__array__") or (type(other) in CURES and name not in ("__eq__", "__ne__"))
 
 
@@ -305,12 +294,7 @@ def error_of(text: str) -> AttributeError:
     return MethodError(text)
 
 
-def traced_error(text: str) -> AttributeError:
-    """What Dynamo traces in place of `error_of`: in a graph `hasattr` knows no other class (torch 2.11-2.13)."""
-    return AttributeError(text)
-
-
-trace_as(error_of, traced_error)
+trace_as(error_of, lambda text: AttributeError(text))  # `hasattr` knows no other class in graphs (torch 2.11-2.13)
 
 
 class Absent:
@@ -336,10 +320,8 @@ class Absent:
 
 
 def install_methods(classes: dict[str, type], rules: Iterable[Rule] = RULES) -> None:
-    """Give each container a method for each row whose function is a Tensor method, too: one line that runs its rule.
-
-    For every other Tensor method it gets an attribute that says what to do instead.
-    """
+    """Give each container a method for each row whose function is a Tensor method, too, and for every other Tensor
+    method an attribute that says what to do instead."""
     for rule in rules:
         cls, name, method = classes[rule.kind], rule.name, method_of(rule.op)
         if name.isidentifier() and method is not None and not hasattr(cls, name):

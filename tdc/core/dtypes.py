@@ -1,13 +1,10 @@
-"""The dtypes that operations count in, and those they refuse.
+"""The dtypes of sums, and operations that refuse integers.
 
-    half precision    sums are carried in float32 and rounded once, as inside torch's kernels: a sum may be larger than
-                      float16 holds where the mean that is made of it is not
-    integers          what divides, or takes a root, has no integer result: refused, as torch does
+    half precision    sums are carried in float32 and rounded once, as inside torch's kernels
+    integers          refused by operations that divide or take a root, as torch does
+    torch.autocast    knows torch's operations; ours ask it for the dtype
 
-    torch.autocast    knows torch's operations; those of our own ask it for the dtype
-
-Invariants: a result has the dtype that torch gives, and so have gradients; integers are refused by the table below,
-before an operation runs.
+Invariant: results and gradients have the dtype that torch gives.
 """
 
 from __future__ import annotations
@@ -76,7 +73,7 @@ def in_float32(op: Op, impl: Op) -> Op:
 
 
 def of_examples(op: Op) -> Op:
-    """What may take the memory format of an example, which packed values have none of, and padded ones another."""
+    """Ignore the memory format of an example, which packed values lack and padded ones have otherwise."""
 
     def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if kwargs.get("memory_format") in CHANNELS_LAST:
@@ -123,7 +120,7 @@ def refuse_integers(op: OpName, *operands: Any) -> None:
 
 
 def in_numpy(dtype: torch.dtype) -> bool:
-    """Whether numpy has a dtype: it lacks bfloat16, those of 8 bits and less, and half complex ones."""
+    """True if numpy has a dtype: it lacks bfloat16, those of 8 bits and less, and half complex ones."""
     try:
         torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:

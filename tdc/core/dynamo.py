@@ -79,8 +79,8 @@ def first_of(x: Any, *others: Any) -> Any:
 
 
 def trace_with_grad(fn: Callable[..., Any], by: Callable[..., Any] | None = None) -> None:
-    """`trace_as` for a function called in a backward, by another function or itself: Dynamo traces a backward with grad
-    mode off, and a graph turns it on, so that the gradient has a derivative (2.11-2.13)."""
+    """`trace_as` for a function called in a backward, which Dynamo traces with grad mode off: the traced function, or
+    itself, turns it on, so that the gradient has a derivative (2.11-2.13)."""
     run = by or with_own_graphs(fn)
 
     def traced_with_grad(*args: Any) -> Any:
@@ -214,10 +214,8 @@ PLAIN: set[type] = {Tensor}  # classes of tensors that hold their own numbers
 
 @skipped_in_graphs
 def content(x: Tensor) -> int | None:
-    """Version of the content of `x`, by which numbers read from it now may serve later calls.
-
-    None where they may not: where `x` is not `readable`, and for a tensor of inference mode, which counts no changes.
-    """
+    """Version of the content of `x`, by which numbers read now may serve later calls; None where they may not: where
+    `x` is not `readable`, and in inference mode, which counts no changes."""
     return None if type(x) not in PLAIN or not readable() or x.is_inference() else x._version
 
 
@@ -308,18 +306,8 @@ def smaller(a: int, b: int) -> int:
     return internals.sym_min(a, b)
 
 
-def larger_traced(a: int, b: int) -> int:
-    """Replace `larger` in graphs, which `torch.sym_max` of two known sizes breaks (torch 2.11)."""
-    return max(a, b)
-
-
-def smaller_traced(a: int, b: int) -> int:
-    """Replace `smaller` in graphs."""
-    return min(a, b)
-
-
-trace_as(larger, larger_traced)
-trace_as(smaller, smaller_traced)
+trace_as(larger, lambda a, b: max(a, b))  # `torch.sym_max` of two known sizes breaks a graph (torch 2.11)
+trace_as(smaller, lambda a, b: min(a, b))
 
 
 @unchanged_in_graphs
@@ -395,12 +383,7 @@ def watching(see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None], reads:
     return mode
 
 
-def unconfigured(fn: Callable[[], Out], **settings: bool) -> Out:
-    """A call under the settings of Dynamo as they are."""
-    return fn()
-
-
-@optional("settings of Dynamo", lost="counts of the doctor", instead=unconfigured)
+@optional("settings of Dynamo", lost="counts of the doctor", instead=lambda fn, **settings: fn())
 def configured(fn: Callable[[], Out], **settings: bool) -> Out:
     """A call under other settings of Dynamo."""
     with find("torch._dynamo.config:patch")(**settings):

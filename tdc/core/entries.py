@@ -1,7 +1,7 @@
-"""Entries of an index, in words that leave a number free to vary.
+"""Entries of an index, told apart without constants of a graph.
 
-In a graph a question by `is` about a slice makes constants of the numbers in it, and so does `getattr` with a default
-(Dynamo, torch 2.11-2.15): the graph would serve one index. Questions by `isinstance` do not.
+In a graph a question by `is` about a slice makes constants of its numbers, and so does `getattr` with a default
+(Dynamo, torch 2.11-2.15); `isinstance` does not.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Invariant: an instance of a `Frozen` class never changes after construction. Fields are private slots, written once by
 plain assignment where the instance is built; every public name is a property or a method, and assigning one is an error
-that says what to do instead. (A `__setattr__` that refuses would cost every construction four times as much.) Pickling
-and copying restore the slots without running a constructor.
+that says what to do instead. Pickling and copying restore the slots without running a constructor.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ class Frozen:
 
 
 def constant_of(slot: str) -> Op:
-    """What Dynamo traces instead of a property that reads a dim from a slot: a constant, and a graph serves no other.
+    """Replace in graphs a property that reads a dim from a slot, by a constant.
 
-    An int that differs between calls, and any int under `dynamic=True`, is a symbol otherwise. Of that Dynamo answers
-    `1 in dims` as of any object, so that a graph computed other numbers (2.11-2.13).
+    A symbol, as an int may be otherwise, Dynamo takes for any object in `1 in dims`, and the graph is wrong
+    (2.11-2.13).
     """
 
     def read(self: Any) -> int:

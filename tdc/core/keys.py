@@ -1,7 +1,7 @@
 """Key paths: a NestedKey is a str or a tuple of NestedKeys, and means the path its strings spell from left to right.
 
-Each path has one form: a str at the top, a flat tuple of at least two str below it, and `()` for the root. So what
-users write is most often the path itself, found by one lookup. The empty str is a key as any other.
+Each path has one form: a str at the top, a flat tuple of at least two str below it, and `()` for the root. The empty
+str is a key as any other.
 
 Invariants: `unravel_key` is idempotent, pure Python and traceable; it never gives the root.
 """
@@ -17,7 +17,7 @@ from tdc.core.typing import KeyPath, OpName
 
 
 def is_key(x: Any) -> bool:
-    """Whether `x` is a NestedKey (and not an index): a str, or a non-empty tuple of NestedKeys.
+    """True for a NestedKey (and not an index): a str, or a non-empty tuple of NestedKeys.
 
     Example:
         >>> is_key("a"), is_key(("a", ("b",))), is_key((0, "a")), is_key(())
@@ -59,7 +59,7 @@ def as_path(key: Any, op: OpName) -> KeyPath:
 
 
 def not_a_key(x: Any, op: OpName) -> KeyPathError:
-    """The error for what is no NestedKey."""
+    """The error for an object that is no NestedKey."""
     got, given = describe(x), x
     if isinstance(x, tuple):
         got = "an empty tuple"

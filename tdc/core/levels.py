@@ -1,10 +1,8 @@
 """Autograd functions and operators at one level of `torch.func` (torch 2.11-2.15).
 
-    vmap(grad(f))    an operator comes down from grad to vmap to none, through its kernel for autograd where a level
-                     differentiates
-
-`torch.autograd.Function.apply` begins again at the top, which a kernel is below. Dynamo traces it under no `vmap`, and
-leaves its derivative out of derivatives of derivatives. So under a transform a program calls the operator, see
+In `vmap(grad(f))` an operator comes down from grad to vmap to none, through its kernel for autograd where a level
+differentiates. `torch.autograd.Function.apply` begins again at the top; Dynamo traces it under no `vmap`, and leaves
+its derivative out of derivatives of derivatives. So under a transform a program calls the operator, see
 `core/operators.py`.
 
 Invariant: with `core/dynamo.py`, the place in `core` that names private parts of torch.
@@ -188,12 +186,7 @@ def mapped(tensors: Iterable[Tensor]) -> bool:
     return any([is_legacy_batched(t) for t in tensors])
 
 
-def undelayed(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
-    """Results as they are."""
-    return outs
-
-
-@optional("errors of second derivatives", lost="a check", instead=undelayed)
+@optional("errors of second derivatives", lost="a check", instead=lambda text, outs, learns: outs)
 def delayed_error(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
     """The same results, whose derivative raises a RuntimeError of this text, also where `torch.func` is traced."""
     found: tuple[Tensor, ...] = find("torch:_C._functions.DelayedError")(text, 1 + len(outs))(*outs, learns)

@@ -1,11 +1,10 @@
-"""Tensors one behind another in one piece of memory: what crosses a border of processes, devices or programs at once.
+"""Tensors one behind another in one piece of memory, to cross a border of processes, devices or programs at once.
 
     tensors (any dtype, shape, strides)   ->   buffer uint8 (N,), each begins at a multiple of 64, zeros between them
     buffer, (dtype, shape) of each        ->   tensors whose memory is that of the buffer
 
-Invariants:
-  - where a tensor lies follows from the dtypes and shapes of those before it, so no place is ever stored or sent;
-  - a tensor of a buffer is no view to autograd: each has a version of its own, and may require a gradient.
+Invariants: the place of a tensor follows from the dtypes and shapes of those before it; a tensor of a buffer is no view
+to autograd: each has a version of its own, and may require a gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ untyped: Any = torch
 
 
 class Form(NamedTuple):
-    """What a tensor is beside its content."""
+    """Dtype and shape of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -46,11 +45,7 @@ def total(forms: Iterable[Form]) -> int:
 
 
 def join(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """The bytes of tensors of one device, one behind another.
-
-    Args:
-        out: a buffer of the right size to write them to.
-    """
+    """Bytes of tensors of one device, one behind another, written to `out` if given, a buffer of the right size."""
     pieces: list[Tensor] = []
     for x in tensors:
         own = x.detach().resolve_conj().resolve_neg().contiguous()
@@ -79,11 +74,7 @@ def split(buffer: Tensor, forms: Iterable[Form]) -> list[Tensor]:
 
 
 def copies(tensors: Sequence[Tensor], buffer: Callable[[int], Tensor]) -> list[Tensor]:
-    """Copies of tensors in one buffer; what is one tensor stays one.
-
-    Args:
-        buffer: makes the buffer, of so many bytes.
-    """
+    """Copies of tensors in one buffer, made by `buffer(nbytes)`; views of the same elements stay one tensor."""
     keys = [identity(x) for x in tensors]
     unique: dict[Any, Tensor] = {}
     for key, x in zip(keys, tensors, strict=True):
@@ -131,7 +122,7 @@ def strides(shape: Sequence[int]) -> list[int]:
 
 
 def is_plain(x: Any) -> bool:
-    """Whether a value is a dense tensor in the memory of this process, and nothing but its elements."""
+    """True for a dense tensor in the memory of this process without further state."""
     if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided or x.is_nested or x.device.type != "cpu":
         return False
     try:
@@ -142,5 +133,5 @@ def is_plain(x: Any) -> bool:
 
 
 def identity(x: Tensor) -> tuple[Any, ...]:
-    """What tensors have in common that are one: their memory, and how it is read."""
+    """Memory of a tensor, and how it is read: equal for tensors of the same elements."""
     return storage_id(x), x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()

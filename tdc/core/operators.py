@@ -1,12 +1,11 @@
-"""Operators of this library, `torch.ops.tdc`: what torch's dispatcher, graphs, vmap and autograd know of each.
+"""Operators of this library, `torch.ops.tdc`, for torch's dispatcher, graphs, vmap and autograd.
 
     operator(schema, fake, members, CPU=kernel)    defined, with a kernel for each device, for graphs and for vmap
     derive(op, function)                           the derivatives of an autograd function, which calls the operator
     refuse_derivative(op, text)                    an error as soon as a derivative is asked for
     differentiable(function)                       `apply` of that autograd function, eagerly, in graphs and transforms
 
-A program calls the function. The operator by itself is met in the body of a loop of a graph, in exported programs and
-by who calls `torch.ops.tdc` by hand.
+A program calls the function. The operator by itself is in the body of a loop of a graph and in exported programs.
 """
 
 from __future__ import annotations
@@ -19,13 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import (
-    exporting,
-    has_gradients_in_graphs,
-    in_direction,
-    trace_as,
-    under_transform,
-)
+from tdc.core.dynamo import exporting, has_gradients_in_graphs, in_direction, trace_as, under_transform
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.core.levels import applied, at_level, below_autograd, delayed_error, moving, unrecorded
 
@@ -130,9 +123,7 @@ def meet(args: tuple[Any, ...]) -> None:
 
 
 def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
-    """`apply` of an autograd function, whose `forward` calls operators that `derive` gave its derivatives.
-
-    Under a transform of `torch.func` it is `forward`, eagerly and in a graph.
+    """`apply` of an autograd function whose `forward` calls operators; `forward` under a transform of `torch.func`.
 
     Args:
         directed: the same function with a `jvp`, which Dynamo (2.11-2.13) does not take.
@@ -155,7 +146,6 @@ def derive(op: Any, function: Any, inputs: Callable[..., tuple[Any, ...]] = itse
     """Give an operator the derivatives of an autograd function, which calls it.
 
     Args:
-        function: a `torch.autograd.Function` with a `setup_context`.
         inputs: `inputs(*args)`, those of the function, from the operator's.
     """
 

@@ -1,13 +1,7 @@
 """Private names of torch: how they are found, and what is lost where one is gone.
 
-torch promises nothing about a name that begins with an underscore: a release may rename it, or give it another form. A
-*feature* is one thing that this library does by such names. Where a name is gone the feature is off: the first use
-warns once, and everything else goes on.
-
-    find       an object by its path, or `Gone`
-    find_or    the same, or another object in its stead
-    optional   a function that finds private names, and what runs in its stead where one is gone
-    OFF        features that are off on this torch, and why
+A *feature* is one thing that this library does by names that a release of torch may rename or change. Where a name is
+gone the feature is off: the first use warns once, and everything else goes on.
 
 Invariants: a feature that is off never makes an operation fail which plain torch runs; it may cost speed, memory or a
 check. Where it would cost right numbers, its `instead` raises an `UnsupportedError`.

@@ -2,10 +2,9 @@
 
     failing = [name for name, holds in PROBES if not holds()]
 
-Each is a function without arguments that returns whether it holds; one that raises does not. They ask what would
-degrade without an error, such as a mark that marks nothing. They trace small functions with Dynamo, a few seconds in
-all, and compile nothing with Inductor; `torch.compiler.reset()` before each keeps Dynamo from its limit. `FEATURES` are
-what older versions of torch lack; nothing depends on them.
+They ask about what would degrade without an error, such as a mark that marks nothing. They trace small functions with
+Dynamo, a few seconds in all, and compile nothing with Inductor; call `torch.compiler.reset()` before each. `FEATURES`
+are those that older versions of torch lack; nothing depends on them.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def graphs_of(
     fullgraph: bool = True,
     keep: Callable[[torch.fx.GraphModule], Any] = lambda graph: graph,
 ) -> list[Any]:
-    """The graphs that calls of a function are compiled to, or what is kept of each; what was compiled before is no
-    answer."""
+    """Graphs that calls of a function are compiled to, anew, or the result of `keep` for each."""
     found: list[Any] = []
 
     def backend(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
@@ -149,7 +147,7 @@ def sees_modes() -> bool:
 
 
 def asks_no_size() -> bool:
-    """Whether a size is 0 is answered in a graph without a guard on it."""
+    """A graph can ask if a size is 0 without a guard on it."""
 
     def fn(x: Tensor) -> Tensor:
         return x + 1 if dynamo.is_zero(int(x.sum().item()) + 1) else x
@@ -159,7 +157,7 @@ def asks_no_size() -> bool:
 
 
 def asserts() -> bool:
-    """An assertion fails at once, is a node of a graph, and takes a condition of all members of a vmap."""
+    """An assertion fails at once, is a node of a graph, and takes a vmapped condition."""
 
     def fn(x: Tensor) -> Tensor:
         torch_functions.assert_async(dynamo.without_vmap((x > 0).all()), "positive")

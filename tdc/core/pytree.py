@@ -1,11 +1,9 @@
-"""Pytrees: torch's functions on them, and one helper that makes a container a pytree for torch and for optree.
+"""Pytrees: torch's functions on them, and one helper that registers a container with torch and with optree.
 
-A container says three things: how it comes apart (children and a hashable context), how it is put together, and what
-its children are called. From these come the registrations with `torch.utils._pytree` (with a serialized name and key
-paths, which `torch.export.save` and AOTInductor need) and with `optree`, so that `optree.tree_map` sees the tensors.
+torch's registration has a serialized name and key paths, which `torch.export.save` and AOTInductor need.
 
 Invariants:
-  - a context never holds sizes, so that vmap, dynamic export and AOTInductor rebuild the container from what they have;
+  - a context never holds sizes, so that vmap, dynamic export and AOTInductor rebuild the container from its leaves;
   - `unflatten` accepts anything as a child (int, None, spec): `torch.vmap` unflattens `in_dims` into our types;
   - equal keys give equal contexts, in whatever order they were inserted.
 """

@@ -4,11 +4,11 @@
     x.shape[1] > 1           ShapeError                 so do range, slices, arithmetic and torch.zeros(x.shape)
     dense.view(x.shape)      taken as -1                view, reshape and expand, and operations of this library
 
-As a plain -1 it would answer silently: `x.shape[1] > 1` is False, `table[:, :x.shape[1]]` drops the last entry. A
-`torch.Size` holds ints and SymInts only, and C++ reads an int past every method, so this is a SymInt: code in Python
-meets the methods here, a function of torch `__torch_function__`, and C++ that asks for the number the `node`.
+A plain -1 would answer silently: `table[:, :x.shape[1]]` drops the last entry. A `torch.Size` holds ints and SymInts
+only, and C++ reads an int past every method, so this is a SymInt: Python calls the methods here, functions of torch
+`__torch_function__`, and C++ the `node`.
 
-Invariants: nothing but equality, hash and text gives an answer; a graph traces the same class, and may return it.
+Invariants: only equality, hash and text give an answer; a graph traces the same class, and may return it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,8 @@ VIEWS = (Tensor.view, Tensor.reshape, torch.reshape, Tensor.expand, Tensor.unfla
 FACTORIES = (torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn)
 NUMBERS = ["bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "neg", "pos", "abs", "invert"]
 ORDERS = ["lt", "le", "gt", "ge"]
-ARITHMETIC = [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "divmod",
-    "pow",
-    "lshift",
-    "rshift",
-    "and",
-    "or",
-    "xor",
-]
+ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"]
+ARITHMETIC += ["and", "or", "xor"]
 
 
 def refuse(op: str | Op, hint: str = HINT) -> NoReturn:

@@ -1,16 +1,13 @@
 """Slow paths announce themselves, so that a test can forbid them: padding of packed rows, loops over examples, syncs.
 
-    pad_rows, to_padded                        "padding"
-    unbind and iteration of a ragged batch     "loops"
-    tdc.unbatched                              "loops"
-    what `tdc.testing.forbid` sees torch do    "syncs"
+    pad_rows, to_padded                                          "padding"
+    unbind and iteration of a ragged batch, tdc.unbatched        "loops"
+    reads and copies that `tdc.testing.forbid` sees              "syncs"
 
 Inside a block of `tdc.testing.forbid` dispatch runs each row by `watched`, which notes the operation that is under way.
-Elsewhere it costs the question whether there is such a block.
 
-Invariants:
-  - nothing is forbidden outside `tdc.testing.forbid`, which sets `FORBIDDEN` for its own thread or task;
-  - a compiled function announces when it is traced, and holds neither a guard nor an instruction of it.
+Invariants: nothing is forbidden outside `tdc.testing.forbid`, which sets `FORBIDDEN` for its own thread or task; a
+compiled function announces when it is traced, and holds neither a guard nor an instruction of it.
 """
 
 from __future__ import annotations
@@ -44,14 +41,11 @@ CURES = {
 
 @constant
 def announce(path: str, op: str) -> str:
-    """Say that a slow path is taken.
+    """Take a slow path: "padding", "loops" or "syncs"; an AssertionError that names the user's line where it is
+    forbidden.
 
     Args:
-        path: "padding", "loops" or "syncs".
-        op: what takes it, where no operation was dispatched; in a graph always. Of a sync, the operation of torch.
-
-    Raises:
-        AssertionError: it is forbidden; names the operation and the user's line.
+        op: the operation, where none was dispatched, and in a graph. Of a sync, the operation of torch.
     """
     if path in FORBIDDEN.get():
         raise AssertionError(refusal(path, OPERATION.get() or op, op))
@@ -68,13 +62,13 @@ def refusal(path: str, op: str, torch_op: str) -> str:
 
 
 def users_line(frames: Iterable[Any]) -> str:
-    """The last of some calls that is in code of users, neither torch's nor this library's; empty where none is."""
+    """The last of some calls in code of users, neither torch's nor this library's; empty without one."""
     own = [f for f in frames if not f.filename.startswith((PACKAGE, TORCH, DRIVER))][-1:]
     return "".join([f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}: {f.line or ''}" for f in own])
 
 
 def watched(row: str, op: Op) -> str:
-    """Name of a row that does what another does, and says that `op` is under way."""
+    """Name of a row that runs another and notes that `op` is under way."""
     name = f"{row}_as_{op_name(op)}"
     if name not in IMPLS:
         IMPLS[name] = noting(op_name(op), IMPLS[row])

@@ -1,4 +1,4 @@
-"""Functions and operations of torch that have no public name, or whose names classes with `__torch_function__` need.
+"""Functions and operations of torch without a public name, or whose names classes with `__torch_function__` need.
 
     handed on     functions that torch hands on to containers, and the names under which it hands them on
     schemas       parameters of operations
@@ -149,7 +149,7 @@ def fused_kernel(name: str) -> Any:
 
 
 def one_by_one(name: str) -> Op:
-    """What a kernel on lists does: the operation on each tensor, and on those of other lists beside it."""
+    """A loop in place of a kernel on lists: the operation on each tensor, and on those of other lists beside it."""
     name = name.removeprefix("foreach_")
     op: Any = getattr(torch, name, None) or getattr(Tensor, name, None)
 

@@ -106,18 +106,6 @@ def derived(*args: Any) -> Tensor:
 trace_with_grad(derived, product)
 
 
-def fake_rows(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total: int, *how: Any) -> Tensor:
-    return x.new_empty(total, weight.shape[0])
-
-
-def fake_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
-    return grad.new_empty(total, weight.shape[1] * how[3])
-
-
-def fake_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: Any, *how: Any) -> Tensor:
-    return x.new_empty(grad.shape[1], x.shape[1] // how[3], *kernel)
-
-
 def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
     """Arguments of `Convolve`, from those of one of the operators."""
     *tensors, sizes, size, stride, padding, dilation, groups = args
@@ -149,13 +137,19 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
 
 
 HOW = "int[] stride, int[] padding, int[] dilation, int groups"
-rows, rows_input, rows_weight = [
-    operator(f"{name}({given}, {HOW}) -> Tensor", fake, over_members, CPU=kernel)
-    for name, given, fake, kernel in (
-        ("conv_rows", "Tensor x, Tensor weight, Tensor? bias, Tensor sizes, SymInt total", fake_rows, cpu.forward),
-        ("conv_rows_input", "Tensor weight, Tensor grad, Tensor sizes, SymInt total", fake_input, cpu.backward_input),
-        ("conv_rows_weight", "Tensor x, Tensor grad, Tensor sizes, SymInt[] kernel", fake_weight, cpu.backward_weight),
-    )
-]
+rows: Any = operator(
+    f"conv_rows(Tensor x, Tensor weight, Tensor? bias, Tensor sizes, SymInt total, {HOW}) -> Tensor",
+    lambda x, weight, bias, sizes, total, *how: x.new_empty(total, weight.shape[0]), over_members, CPU=cpu.forward,
+)  # fmt: skip
+rows_input: Any = operator(
+    f"conv_rows_input(Tensor weight, Tensor grad, Tensor sizes, SymInt total, {HOW}) -> Tensor",
+    lambda weight, grad, sizes, total, *how: grad.new_empty(total, weight.shape[1] * how[3]), over_members,
+    CPU=cpu.backward_input,
+)  # fmt: skip
+rows_weight: Any = operator(
+    f"conv_rows_weight(Tensor x, Tensor grad, Tensor sizes, SymInt[] kernel, {HOW}) -> Tensor",
+    lambda x, grad, sizes, kernel, *how: x.new_empty(grad.shape[1], x.shape[1] // how[3], *kernel), over_members,
+    CPU=cpu.backward_weight,
+)  # fmt: skip
 for _op in (rows, rows_input, rows_weight):
     derive(_op, Directed, partial(inputs_of, _op))

@@ -5,13 +5,13 @@
     weight (D, C / groups, *K)
     out (M, D)    positions of the results, in the same order
 
-    gathered      one product of the weight with what all windows read: for kernels of one position, and planes that are
-                  small beside the weight, which a convolution rearranges each time it is called
+    gathered      one product of the weight with all windows: for kernels of one position, and planes that are small
+                  beside the weight, which a convolution rearranges each time it is called
     by example    torch's convolution of one example after another; neighbours of one size are one batch
 
-Planes are views of x, with channels innermost where they are so in x; oneDNN reads them as they are.
+Planes are views of x; oneDNN reads them as they are.
 
-Invariants: both ways give the numbers of each example by itself, and so do the gradients; the choice reads sizes alone.
+Invariants: both ways give the numbers and gradients of each example by itself; the choice reads sizes alone.
 """
 
 from __future__ import annotations

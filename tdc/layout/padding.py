@@ -1,10 +1,10 @@
 """Packing and padding: the index maps between packed and padded positions, and the gather they are made of.
 
 `exchange` moves rows along a partial bijection. Its gradient is the move along the inverse, its forward-mode tangent
-the same move of the tangent. So nothing is added up in any order of differentiation, forward or backward.
+the same move of the tangent. So nothing is added up in any order of differentiation.
 
-Dynamo (torch 2.11-2.13) traces no autograd.Function with a `jvp`, and none under several transforms. A graph holds one
-without, and plain operations, which torch differentiates, where it does not `takes_functions`.
+Dynamo (torch 2.11-2.13) traces no autograd.Function with a `jvp`, and none under several transforms: a graph holds one
+without, or plain operations.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
     sizes (60, 64) (224, 200) (64, 50) (210, 224)   ->   rectangles (2, 224, 224) and (2, 64, 64)
 
-The rectangles lie one behind another in a buffer, which is a packed batch itself: the same examples in another order,
-each as large as its rectangle. So both ways are an `exchange`, and nothing is scattered in any order of
-differentiation.
+The rectangles follow one another in a buffer, a packed batch of the same examples in another order, each as large as
+its rectangle. So both ways are an `exchange`.
 
-Invariants: sizes that the host knows say which examples share a rectangle, and no device is read; every position of the
-batch lies in one of them.
+Invariants: sizes on the host say which examples share a rectangle, and no device is read; every position of the batch
+is in one of them.
 """
 
 from __future__ import annotations
@@ -21,18 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import readable
 from tdc.core.slow_paths import announce
 from tdc.layout.padding import as_number, exchange
-from tdc.layout.segments import (
-    coordinates,
-    known_sizes,
-    on_host,
-    row_ids,
-    sizes_of,
-    strides,
-    structure_of_sizes,
-)
+from tdc.layout.segments import coordinates, known_sizes, on_host, row_ids, sizes_of, strides, structure_of_sizes
 from tdc.layout.structure import Structure, once, once_for_each
 
 Size = tuple[int, ...]
@@ -44,12 +34,11 @@ BLOCKS = 24  # of neighbours by size, which are not separated
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rectangles:
-    """Which examples share a rectangle: neighbours, once they are sorted by their longest side and then by all.
+    """Examples that share rectangles: neighbours, sorted by their longest side and then by all.
 
     Attributes:
         order: the examples, sorted, (B,).
-        counts: how many are in each.
-        sizes: of a plane of each.
+        counts, sizes: the number of examples, and the size of a plane, of each rectangle.
     """
 
     order: Tensor
@@ -78,15 +67,13 @@ def near_sizes(work: float, s: Structure, *others: Structure) -> Rectangles | No
         work: for each position, in products times the bytes of an element.
         others: of batches whose sizes follow those of the first, so that positions are pairs.
     """
-    if not readable() or any([known_sizes(t) is None for t in (s, *others)]):
-        return None
-    return cheapest(s, work, *others)
+    return None if any([known_sizes(t) is None for t in (s, *others)]) else cheapest(s, work, *others)
 
 
 @once_for_each
 def cheapest(s: Structure, work: float, *others: Structure) -> Rectangles | None:
     """`near_sizes` of sizes that are known."""
-    launch, known = CALLS if s.offsets.device.type == "cpu" else LAUNCH, torch.cat(sizes_known(s, *others), 1)
+    launch, known = CALLS if s.offsets.device.type == "cpu" else LAUNCH, sizes_known(s, *others)
     if not s.batch_size or s.batch_size * math.prod(on_host(known.amax(0))) * work <= launch:
         return None  # all in one rectangle take no longer than the calls of another
     best = min(partitions_of(s, *others), key=lambda r: r.positions * work + launch * len(r.counts))
@@ -96,8 +83,7 @@ def cheapest(s: Structure, work: float, *others: Structure) -> Rectangles | None
 @once
 def partitions_of(s: Structure, *others: Structure) -> list[Rectangles]:
     """The best rectangles, 1 of them, up to 2, and so on to MOST."""
-    known = on_host(torch.cat(sizes_known(s, *others), 1))
-    sizes = sorted([tuple(size) for size in known], key=lambda size: (max(size), size))
+    sizes = sorted([tuple(size) for size in on_host(sizes_known(s, *others))], key=lambda size: (max(size), size))
     step = max(1, math.ceil(len(sizes) / BLOCKS))
     blocks = [sizes[at : at + step] for at in range(0, len(sizes), step)]
     order = order_of(torch.cat([sizes_of(t) for t in (s, *others)], 1))
@@ -108,9 +94,10 @@ def partitions_of(s: Structure, *others: Structure) -> list[Rectangles]:
     return found
 
 
-def sizes_known(*structures: Structure) -> Any:
-    """Sizes of each example on the host, (B, R) of each structure; `near_sizes` made sure of them."""
-    return [known_sizes(s) for s in structures]
+def sizes_known(*structures: Structure) -> Tensor:
+    """Sizes of each example on the host, those of all structures side by side; `near_sizes` made sure of them."""
+    sizes: Any = [known_sizes(s) for s in structures]
+    return torch.cat(sizes, 1)
 
 
 def order_of(sizes: Tensor) -> Tensor:
@@ -122,7 +109,7 @@ def order_of(sizes: Tensor) -> Tensor:
 
 
 def best_cuts(cost: dict[tuple[int, int], int], blocks: int) -> list[Size]:
-    """Behind which blocks 1 rectangle, up to 2, and so on to MOST end, to have the least positions."""
+    """The last blocks of 1 rectangle, of up to 2, and so on to MOST, for the least positions."""
     best: list[tuple[int, Size]] = [(cost.get((0, end), 0), ()) for end in range(blocks + 1)]
     found = [best[-1][1]]
     for _ in range(1, MOST):  # best: the least positions of the blocks up to each end, and the cuts
@@ -161,7 +148,7 @@ def to_rectangles(values: Tensor, s: Structure, r: Rectangles, fill: float = 0) 
 
 
 def from_rectangles(parts: Sequence[Tensor], s: Structure, r: Rectangles, total: int) -> Tensor:
-    """Rectangles to packed: (E, *P, *D) each -> (N, *D). What lies outside the structure is never read."""
+    """Rectangles to packed: (E, *P, *D) each -> (N, *D). Padding is never read."""
     buffer = torch.cat([part.flatten(0, s.ragged_ndim) for part in parts])
     there, valid, back = positions_of(s, r, total)
     return exchange(buffer, back, None, 0.0, there, valid)
@@ -177,7 +164,7 @@ def sides_of(s: Structure, r: Rectangles) -> tuple[Rectangles, Rectangles]:
 
 @once
 def positions_of(s: Structure, r: Rectangles, total: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each position of the buffer the packed one, and whether it is real; and for each packed one the other."""
+    """For each position of the buffer the packed one, and a mask of real ones; and for each packed one the other."""
     columns = zip(*r.sizes, strict=True)
     rows = [[r.order.new_full((n,), k) for n, k in zip(r.counts, column, strict=True)] for column in columns]
     buffer = structure_of_sizes(torch.stack([torch.cat(column) for column in rows], 1))
@@ -186,11 +173,8 @@ def positions_of(s: Structure, r: Rectangles, total: int) -> tuple[Tensor, Tenso
 
 
 def read_from(source: Structure, target: Structure, rows: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """For each position of `target` the one of `source`, and whether that has it.
-
-    Args:
-        rows: for each row of `target` the one of `source`, (B,).
-    """
+    """For each position of `target` the one of `source`, and a mask of those that it has; `rows` (B,) are rows of
+    `source`."""
     row = rows[row_ids(target, total)]
     index, valid = source.offsets[row], torch.ones_like(row, dtype=torch.bool)
     for r, position in enumerate(coordinates(target, total)):

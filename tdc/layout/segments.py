@@ -147,18 +147,14 @@ def offsets_on_host(s: Structure) -> Tensor:
 
 
 def on_host_too(s: Structure, fn: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """A function of the ragged sizes computed on the host, so that the size of a result need not be read.
-
-    One read for each structure, unless it was told its sizes. None where it saves nothing, see `counts_on_host`.
-    """
+    """A function of the ragged sizes computed on the host, so that the size of a result need not be read; None where it
+    saves nothing, see `counts_on_host`."""
     return fn(sizes_on_host(s)) if counts_on_host(s) else None
 
 
 def tell(t: Structure, sources: Sequence[Structure], fn: Callable[[list[Tensor]], Tensor]) -> Structure:
-    """Tell a structure its sizes on the host, made by `fn` of those of others, where all of these know theirs.
-
-    Nothing is read. Returns the structure.
-    """
+    """Tell a structure its sizes on the host, made by `fn` of those of others, where all of these know theirs. Returns
+    it."""
     if not counts_on_host(t):
         return t
     known = [sizes for s in sources if (sizes := remembered(sizes_on_host, s)) is not None]
@@ -171,12 +167,9 @@ def counts_on_host(s: Structure) -> bool:
 
 
 def extent_of_rows(s: Structure, sizes_of_rows: Callable[[], Tensor]) -> Tensor | None:
-    """The longest sizes that some rows on a device carry: their own where sizes are on the host, else the bound of all.
-    None on CPU, where reading them takes no sync, and in graphs, which read them where they need them.
-
-    Args:
-        sizes_of_rows: gives their ragged sizes, (K, R).
-    """
+    """The longest sizes that some rows on a device carry: of `sizes_of_rows()`, (K, R), where these are on the host,
+    else the bound of all. None on CPU, where reading them takes no sync, and in graphs, which read them where they
+    need them."""
     if s.extent is None or not counts_on_host(s):
         return None
     sizes = sizes_of_rows()
@@ -285,11 +278,8 @@ def coordinates(s: Structure, total: int) -> tuple[Tensor, ...]:
 
 
 def positions_in(s: Structure, out: Structure, total: int, columns: list[int]) -> Tensor:
-    """The position of `s` that each packed position of `out` reads, (N,).
-
-    Args:
-        columns: for each ragged dim of s, its number among those of `out`.
-    """
+    """The position of `s` that each packed position of `out` reads, (N,); `columns` are the ragged dims of `s` in
+    `out`."""
     rows = row_ids(out, total)
     positions, index = coordinates(out, total), s.offsets[rows]
     for c, r in enumerate(columns):
@@ -325,13 +315,10 @@ def gather_spans(values: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> Tensor:
-    """Reduce the packed axis, each example for itself: values (N, *D) -> (B, *D).
-
-    Half precision sums are accumulated in float32, as torch does. An empty example gives the identity.
+    """Reduce the packed axis, each example for itself: values (N, *D) -> (B, *D); the identity for an empty example.
 
     Args:
-        reduce: "sum", "prod", "amax" or "amin".
-        identity: what an empty example gives.
+        reduce: "sum" (half precision in float32, as in torch), "prod", "amax" or "amin".
     """
     ids = row_ids(s, values.shape[0])
     shape = (s.batch_size, *values.shape[1:])
@@ -348,9 +335,7 @@ def column(t: Tensor, like: Tensor) -> Tensor:
 
 
 def own_share(extremes: Tensor, nothing: float, counts: Callable[[], tuple[Tensor, Any]]) -> Tensor:
-    """The same extremes, whose derivative goes to real elements alone.
-
-    Equal extremes share it; what holds `nothing` is among them where every element is an infinity.
+    """The same extremes, whose derivative goes to real elements alone, shared by equal ones.
 
     Args:
         counts: how many elements each is of, and how many beside them hold `nothing`.
@@ -375,6 +360,6 @@ def mirrored(s: Structure, total: int) -> Tensor:
 
 
 def rolled(s: Structure, total: int, shift: int) -> Tensor:
-    """For each packed position, the one whose element it holds once every row is rolled, (N,)."""
+    """For each packed position, the source of its element once every row is rolled, (N,)."""
     ids = row_ids(s, total)
     return s.offsets[ids] + (local_positions(s, total) - shift) % lengths_of(s)[ids]

@@ -1,20 +1,15 @@
 """Ragged structure: where each example of a packed batch begins and ends, and along which axes.
 
 A packed batch is `values` plus a `Structure`. Examples follow one another along one axis of `values`, the packed axis;
-`offsets (B+1,)` says where they begin. Several ragged dims (images, pair maps) are flattened into the packed axis, and
-`shapes (B, R)` holds their sizes. `extent` carries the longest sizes as the *shape* of an empty tensor, so that they
-are symbols of a graph and never specialise it.
+`offsets (B+1,)` says where they begin. Several ragged dims are flattened into it, and `shapes (B, R)` holds their
+sizes. `extent` carries the longest sizes as the *shape* of an empty tensor, so that they are symbols of a graph.
 
     element dims    s0 … | r1 … rR | s1 …          R ragged dims, side by side
     values          s0 … |    N    | s1 …          N = sum over rows of r1·…·rR, at index packed_dim
     logical shape   B inserted at batch_dim; ragged dims show as -1
 
-`once` keeps what is computed from offsets alone, row ids for instance, on the structure.
-
-Invariants:
-  - offsets is int64, begins with 0, never decreases, ends with N; constructors do not check it, `validate` does;
-  - nothing here reads a value on the host;
-  - kept results hold no elements, and go into no pytree, copy or file.
+Invariants: offsets is int64, begins with 0, never decreases, ends with N, as `validate` checks; nothing here reads a
+value on the host; results that `once` keeps hold no elements, and go into no pytree, copy or file.
 """
 
 from __future__ import annotations
@@ -64,8 +59,6 @@ class Structure(Frozen):
     """Offsets of a packed batch and where its axes are.
 
     Shapes: offsets (B+1,) int64; shapes (B, R) int64 or None; extent (longest r1, …, longest rR, 0) or None.
-
-    It is read far more often than built, so some slots are public, and `__setattr__` refuses to change them.
     """
 
     __slots__ = ("_batch_dim", "_memo", "_packed_dim", "_ragged_ndim", "extent", "offsets", "shapes")

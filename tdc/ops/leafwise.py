@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdc.core.container import Container
-from tdc.core.dynamo import eager
+from tdc.core.dynamo import eager, skipped_in_graphs
 from tdc.core.errors import ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.torch_functions import list_kernel
 from tdc.core.typing import Op
@@ -48,7 +48,7 @@ def unary_tensordict(op: Op) -> Op:
 
     def run(x: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
         leaves = x._leaves
-        if not args and not kwargs and eager() and at_all is not None and at_once(leaves.values()):
+        if not args and not kwargs and at_all is not None and at_once(leaves.values()):
             done = at_all(list(leaves.values()))
             return build_td(dict(zip(leaves, done, strict=True)), x._nodes, x._size, x._device)
         try:
@@ -109,7 +109,7 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             call(*row[:n], **{name: x for name, x in zip(names, row[n:], strict=True)})
             for row in zip(*found, strict=True)
         ]
-    elif eager() and op in FOREACH and pairs(args) and at_once([x for td in tds for x in td._leaves.values()]):
+    elif op in FOREACH and pairs(args) and at_once([x for td in tds for x in td._leaves.values()]):
         done = FOREACH[op](found[0], found[1] if len(tds) == 2 else args[1])
     else:
         done = [call(*values) for values in zip(*found, strict=True)]
@@ -161,6 +161,7 @@ def pairs(args: tuple[Any, ...]) -> bool:
     return isinstance(args[1], TensorDict) or type(args[1]) in (int, float)
 
 
+@skipped_in_graphs
 def at_once(leaves: Collection[Any]) -> bool:
     """True if a foreach kernel may take these leaves: plain tensors, at least one.
 
@@ -168,7 +169,7 @@ def at_once(leaves: Collection[Any]) -> bool:
     leaves would require it, too. With half precision it rounds a number before it multiplies.
     """
     kinds = set(map(type, leaves))
-    if not kinds or not kinds <= PLAIN or not {x.dtype for x in leaves} <= EXACT:
+    if not eager() or not kinds or not kinds <= PLAIN or not {x.dtype for x in leaves} <= EXACT:
         return False
     return not torch.is_grad_enabled() or len({x.requires_grad for x in leaves}) == 1
 

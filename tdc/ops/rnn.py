@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import as_autocast
-from tdc.core.dynamo import known, readable
+from tdc.core.dynamo import known
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
@@ -33,7 +33,7 @@ from tdc.kernels.recurrent.operator import (
     rnn_op,
     run_rows,
 )
-from tdc.kernels.recurrent.order import Order, order_of, order_on
+from tdc.kernels.recurrent.order import Order, order_of, order_on, read_order
 from tdc.layout.segments import lengths_of
 from tdc.ragged.nested import NestedTensor
 
@@ -126,14 +126,14 @@ def recurrent(mode: str) -> Op:
         given = (hx, params, mode, has_biases, num_layers, dropout, train, bidirectional)
         if isinstance(input, NestedTensor):
             s = input.structure
-            order = order_on(s) if readable() else None
+            order = order_on(s)
             out, *last = run_layers(input.values, s.offsets[:-1], lengths_of(s), order, *given)
             return input.with_values(out), *last
         data = input.data.movedim(input.batch_dim, 0)
         rows, longest = data.shape[:2]
         starts = torch.arange(rows, device=data.device) * longest
         lengths = input.lengths[:, 0]
-        order = order_of(starts, lengths) if readable() else None
+        order = read_order(starts, lengths)
         out, *last = run_layers(data.flatten(0, 1), starts, lengths, order, *given)
         return input.with_data(out.unflatten(0, (rows, longest)).movedim(0, input.batch_dim)), *last
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import PLAIN, readable
+from tdc.core.dynamo import has_numbers as has_numbers
 from tdc.layout.segments import on_host
 
 EDGE = 3  # how many entries of either end are shown
@@ -28,11 +28,6 @@ Row = Tensor | tuple[list[Tensor], int]  # an example; of two levels the inner e
 def shown(count: int) -> list[int]:
     """The positions that are shown of so many."""
     return list(range(count)) if count <= 2 * EDGE else [*range(EDGE), *range(count - EDGE, count)]
-
-
-def has_numbers(*tensors: Any) -> bool:
-    """True if the numbers of all tensors can be read."""
-    return readable() and all([type(x) in (*PLAIN, torch.nn.Parameter) and not x.is_meta for x in tensors])
 
 
 def text(x: Any, sizes: dict[str, Tensor], rows: Sequence[Row] | None, **more: Any) -> str:

@@ -4,9 +4,8 @@
                               x[:, :, 0]             -> (B, C, -1), the first line of each
                               x[:, :, :, [0, -1]]    -> (B, C, -1, 2)
 
-`spans` and `positions_of` say for entries where they begin and end in rows of different lengths; `cut_packed` and
-`cut_padded` apply them to batches. Of packed rows all entries act at once: for each position of the result the packed
-position it comes from is computed, so that a single gather makes the crop.
+`spans` and `positions_of` turn entries into positions of rows of different lengths; `cut_packed` and `cut_padded` apply
+them to batches. A crop of packed rows is a single gather.
 
 Invariant: how many positions stay is data, so that eager calls need the sizes on the host, or that number itself where
 ends are data; a graph has an unbacked size.
@@ -88,10 +87,7 @@ def has_tensors(part: slice | Span) -> bool:
 
 
 def longest_span(part: slice | Span, size: int) -> int | None:
-    """Length of a slice of the longest row, which no other row exceeds; None where that is not known.
-
-    Sizes may be symbols: nothing is decided here that depends on them.
-    """
+    """Length of a slice of the longest row, which no other row exceeds; None where that is not known."""
     ends = (part.start, part.stop)
     if any([not (at is None or isinstance(at, int)) for at in ends]) or part.step not in (None, 1):
         return None
@@ -106,8 +102,7 @@ def longest_span(part: slice | Span, size: int) -> int | None:
 def positions_of(part: Any, sizes: Tensor, name: str = "x.lengths") -> Tensor:
     """An int, whole numbers for all rows or `Each`, as positions from the front: (B, K), where sizes are (B, 1).
 
-    Raises:
-        IndexingError: a row is shorter. Immediate on CPU, asynchronous on CUDA.
+    An IndexingError where a row is shorter: immediate on CPU, asynchronous on CUDA.
     """
     if isinstance(part, Each):
         positions = part.positions
@@ -172,10 +167,8 @@ def cut_ragged(x: NestedTensor, part: slice | Span) -> NestedTensor:
 
 
 def at_positions(x: NestedTensor, part: Any, rows: Tensor | None = None) -> Tensor:
-    """The same positions of every row, an int or whole numbers of any shape P: dense, (B, *D) or (B, *P, *D).
-
-    With rows it is one position of each row named, (K, *D).
-    """
+    """The same positions of every row, an int or whole numbers of any shape P: dense, (B, *D) or (B, *P, *D); with rows
+    one position of each row named, (K, *D)."""
     s, e = x.structure, x.structure.packed_dim
     begin, lengths = s.offsets[:-1], lengths_of(s)
     if rows is not None:
@@ -187,16 +180,9 @@ def at_positions(x: NestedTensor, part: Any, rows: Tensor | None = None) -> Tens
 
 
 def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
-    """Apply one entry to each ragged dim.
+    """Apply one entry to each ragged dim; dense where no dim stays ragged.
 
     A slice keeps the dim ragged, an int or one position of each row drops it, positions of every row make it static.
-
-    Shapes:
-        `(B, *S0, -1, …, -1, *S1)`; dense where no dim stays ragged.
-
-    Raises:
-        ShapeError: positions between dims that stay ragged.
-        IndexingError: a row has no such position; at once on CPU, asynchronously on CUDA.
     """
     s, e = x.structure, x.structure.packed_dim
     along = [r for r, part in enumerate(parts) if isinstance(part, (slice, Span))]
@@ -226,15 +212,6 @@ def spans_at(sizes: Tensor, parts: dict[int, Any]) -> tuple[Any, Any, Any]:
     return tuple(zip(*[spans(part, each[r]) for r, part in parts.items()], strict=True))  # type: ignore[return-value]  # three
 
 
-def longest_spans(s: Structure, parts: dict[int, Any]) -> tuple[int, ...] | None:
-    """`longest_span` of slices of some ragged dims; None where one is not known."""
-    if s.extent is None:
-        return None
-    found = [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
-    known = [n for n in found if n is not None]
-    return tuple(known) if len(known) == len(found) else None
-
-
 def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Structure | None, Tensor, Tensor]:
     """Slices of some ragged dims: the structure of the result, and for each of its positions the row and the packed
     position it comes from. Without a slice, one position for each row, where it begins."""
@@ -242,7 +219,10 @@ def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Str
         return None, torch.arange(s.batch_size, device=device), s.offsets[:-1]
     along, steps = list(parts), strides(s)
     first, lengths, step = spans_at(sizes_of(s), parts)
-    t = structure_of_sizes(torch.stack(lengths, 1), longest_spans(s, parts), s.packed_dim, s.batch_dim)
+    bounds = [] if s.extent is None else [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
+    bounds = [n for n in bounds if n is not None]
+    bound = tuple(bounds) if len(bounds) == len(parts) else None
+    t = structure_of_sizes(torch.stack(lengths, 1), bound, s.packed_dim, s.batch_dim)
     ends = any([has_tensors(part) for part in parts.values()])
     known = None if ends else on_host_too(s, lambda sizes: torch.stack(spans_at(sizes, parts)[1], 1))
     total = total_of(remember(sizes_on_host, t, known))

@@ -5,11 +5,10 @@
     row 1                    · · ·              0 0 0
     row 2   ■ ■ ■            ■ ■ ■              1 1 1
 
-For operations that need a rectangle. The mask is derived from the lengths wherever it is used (`arange < lengths`), so
-that a compiler fuses it into the kernel that reads it.
+The mask is derived from the lengths wherever it is used (`arange < lengths`), so that a compiler fuses it.
 
 Invariants:
-  - immutable; the rectangle's sizes are part of the batch, what lies outside the lengths is not;
+  - immutable; the rectangle's sizes are part of the batch, padding is not;
   - padding is never trusted and never multiplied away: a rule that lets positions meet first fills padding with its own
     identity element, by `torch.where`, so that NaN in padding reaches neither a result nor a gradient.
 """
@@ -26,7 +25,7 @@ from torch import Tensor
 from tdc.core.arguments import int_tuple, normal_dim, refuse_cuda
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import certain, hold, known, mark_dynamic
+from tdc.core.dynamo import certain, has_numbers, hold, known, mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import constant_of, constants_of
 from tdc.core.pytree import register
@@ -34,7 +33,7 @@ from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
 from tdc.layout.padding import valid_mask
 from tdc.layout.structure import other_size
-from tdc.ragged.display import has_numbers, shown, text
+from tdc.ragged.display import shown, text
 from tdc.ragged.unflattened import expect_lengths
 
 if TYPE_CHECKING:
@@ -248,7 +247,7 @@ def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
 
 
 def in_rectangle(x: MaskedBatch, sizes: Sequence[int], fill: float = 0) -> MaskedBatch:
-    """A batch with its ragged dims padded to sizes, or cut to them: its examples are at most as large.
+    """A batch with its ragged dims padded or cut to sizes that hold its examples.
 
     A graph pads where it does not know that a size stays, and has no guard on that.
     """
@@ -260,8 +259,7 @@ def in_rectangle(x: MaskedBatch, sizes: Sequence[int], fill: float = 0) -> Maske
 
 
 def fitted_masked(op: OpName, a: MaskedBatch, b: MaskedBatch, fill: float = 0) -> MaskedBatch:
-    """`b` in a rectangle of the size of `a`: they combine when their lengths are one tensor or equal by value; else a
-    StructureError."""
+    """`b` in a rectangle of the size of `a`; a StructureError if lengths are neither one tensor nor equal by value."""
     rows, others, hint = a.lengths.shape[0], b.lengths.shape[0], "build both from one batch, e.g. x.with_data(y)"
     if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim) or known(rows != others):
         got = f"ragged dims {a.ragged_dims} of {rows} rows and {b.ragged_dims} of {others}"

@@ -1,10 +1,9 @@
 """Methods and properties of ragged batches that are not in the class bodies; one loop attaches them.
 
-Conversions and indices are functions of their own modules. The functions here answer what code asks of a tensor besides
-its shape (bytes, contiguity, autograd, pinned memory): for the values of a NestedTensor and the data of a MaskedBatch;
-offsets and lengths do not count. Methods of operations come from the rules, by the loop in `core/rules`.
+Those here answer as a tensor does (bytes, contiguity, autograd, pinned memory): for the values of a NestedTensor and
+the data of a MaskedBatch, without offsets and lengths. Methods of operations come from the rules.
 
-Invariant: nothing here reads data or depends on it, but for `occupancy`, which reads lengths.
+Invariant: nothing here reads data, except `occupancy`, which reads lengths.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tdc.ragged.two_level import TwoLevelTensor
 
 
 def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-    """Whether the elements lie in memory in the order of the dims, rows one after another."""
+    """True if the elements are in memory in the order of the dims, rows one after another."""
     return data_of(x).is_contiguous(memory_format=memory_format)
 
 
@@ -91,10 +90,10 @@ def iterate(x: Ragged) -> Iterator[Any]:
 
 
 def contains(x: Ragged, element: Any) -> bool:
-    """Whether a real element is equal to a number, as `element in tensor`; reads the answer on the host.
+    """True if a real element is equal to a number, as `element in tensor`; reads the answer on the host.
 
     Raises:
-        DtypeError: no number, and no tensor of one.
+        DtypeError: not a number, nor a tensor of one.
     """
     if not isinstance(element, (Tensor, int, float, complex)) or (isinstance(element, Tensor) and element.numel() != 1):
         hint = "any([row.equal(r) for r in x.unbind()]) looks for a row"

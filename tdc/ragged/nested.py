@@ -5,16 +5,14 @@
     row 1                    0 0 2 2 2
     row 2   ■ ■ ■            logical shape (3, -1, D)
 
-With one ragged dim this is torch's jagged layout bit for bit, so `to_torch()` and `from_torch()` copy nothing. With
-several ragged dims they are flattened into the packed axis and `shapes (B, R)` holds their sizes.
-
-Reading examples out reads offsets on the host; operations on the whole batch never do. Those are in `tdc/ops/`.
+With one ragged dim this is torch's jagged layout bit for bit, so `to_torch()` and `from_torch()` copy nothing. Several
+ragged dims are flattened into the packed axis, and `shapes (B, R)` holds their sizes.
 
 Invariants:
   - immutable; operations return new objects that share the structure;
   - ragged dims are declared by the caller, never inferred from sizes that happen to agree;
   - the packed axis, the offsets and the longest length are dynamic in a compiled graph: one graph serves all batches;
-  - values may be differentiable, offsets never are.
+  - operations on the whole batch read no offsets on the host; values may require grad, offsets never do.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from tdc.core.arguments import expect_number, int_tuple, normal_dim, refuse_cuda
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
-from tdc.core.dynamo import known, mark_dynamic, mark_only_result, mark_result, readable
+from tdc.core.dynamo import has_numbers, is_on_host, known, mark_dynamic, mark_only_result, mark_result
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
@@ -44,16 +42,8 @@ from tdc.layout.segments import (
     sizes_of,
     sizes_on_host,
 )
-from tdc.layout.structure import (
-    Structure,
-    check_ends,
-    check_offsets,
-    check_sizes,
-    extent_of,
-    other_size,
-    remember,
-)
-from tdc.ragged.display import has_numbers, shown, text
+from tdc.layout.structure import Structure, check_ends, check_offsets, check_sizes, extent_of, other_size, remember
+from tdc.ragged.display import shown, text
 from tdc.ragged.unflattened import expect_offsets, expect_sizes
 
 if TYPE_CHECKING:
@@ -277,8 +267,8 @@ def example(x: NestedTensor, i: int) -> Tensor:
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
-    """No example is larger than the given sizes: an assertion, immediate on CPU and asynchronous on CUDA."""
-    if readable() and s.offsets.device.type == "cpu":
+    """Assert that no example is larger than the given sizes, at once on CPU and asynchronously on CUDA."""
+    if is_on_host(s.offsets):
         if any([own > n for own, n in zip(longest_on_host(s), sizes, strict=True)]):
             raise short_bound()
         return
@@ -287,17 +277,16 @@ def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
 
 
 def check_bound(sizes: tuple[int, ...]) -> None:
-    """A bound is no negative number; a graph may not know."""
+    """Refuse negative bounds, as far as a graph knows."""
     if any([known(n < 0) for n in sizes]):
         raise short_bound()
 
 
 def short_bound() -> StructureError:
-    """The error for a bound that is none."""
+    """The error for a bound below the longest row."""
+    expected = "max_length at least as long as the longest row"
     hint = "leave max_length out, or pass a bound of all rows"
-    return StructureError(
-        message("NestedTensor", "max_length at least as long as the longest row", "a shorter one", hint=hint)
-    )
+    return StructureError(message("NestedTensor", expected, "a shorter one", hint=hint))
 
 
 def build_nested(s: Structure, values: Tensor) -> NestedTensor:

@@ -27,7 +27,7 @@ B = TypeVar("B", bound=Ragged)
 
 
 def is_ragged(x: Any) -> bool:
-    """Whether an operand is a ragged batch, packed or padded."""
+    """True for a ragged batch, packed or padded."""
     return isinstance(x, (NestedTensor, MaskedBatch))
 
 
@@ -63,10 +63,8 @@ def axis_of(op: OpName, x: Ragged, dim: int) -> int:
 
 
 def feature_axis(x: Any, dim: Any) -> int | None:
-    """The axis of packed values, counted from the last, that a dim behind the batch and all ragged dims lies on.
-
-    None for other dims and batches, and in graphs: it saves an eager call the steps that any dim takes.
-    """
+    """The axis of packed values, counted from the last, of a dim behind the batch and all ragged dims; None for other
+    dims and batches, and in graphs."""
     if type(x) is not NestedTensor or type(dim) is not int:
         return None
     s, ndim = x._structure, x._values.ndim
@@ -130,11 +128,8 @@ def changed_sizes(x: Ragged, dims: tuple[int, ...], fn: Callable[[Tensor], Tenso
 
 
 def fitted(op: OpName, x: Any, y: Any, hint: str = "") -> Any:
-    """`y` as it meets `x`: packed as it is, padded in a rectangle of the size of `x`, padded further or cut.
-
-    Raises:
-        StructureError: examples of other sizes; asynchronous on CUDA.
-    """
+    """`y` beside `x`: packed as it is, padded in a rectangle of the size of `x`; a StructureError for other sizes of
+    examples."""
     if isinstance(x, MaskedBatch):
         return fitted_masked(op, x, y)
     require_same(x.structure, y.structure, op, hint)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.container import Container
-from tdc.core.dynamo import readable
+from tdc.core.dynamo import is_on_host
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import (
     IndexingError,
@@ -140,9 +140,9 @@ def selected(leaves: Leaves, idx: Tensor) -> Leaves:
 
 
 def is_vector(idx: Any) -> bool:
-    """Whether an index is a vector of positions that are in the memory of the host, and can be read. `index_select` of
-    those takes a quarter of the time of `x[idx]`, and checks them."""
-    return type(idx) is Tensor and idx.ndim == 1 and idx.dtype == torch.int64 and idx.is_cpu and readable()
+    """True for a vector of positions on the host. `index_select` of those takes a quarter of the time of `x[idx]`, and
+    checks them."""
+    return isinstance(idx, Tensor) and idx.ndim == 1 and idx.dtype == torch.int64 and is_on_host(idx)
 
 
 def picked(x: Any, idx: Any, known: list[Known]) -> Any:

@@ -1,11 +1,11 @@
-"""Attention of new tokens to a cache: queries are the last positions of their rows, keys lie in memory with room.
+"""Attention of new tokens to a cache: queries are the last positions of their rows, keys are in memory with room.
 
-    q (N, H, D) packed, k (B, C, G, D), v (B, C, G, E), how many positions of each row are there (B,)  ->  (N, H, E)
+    q (N, H, D) packed, k (B, C, G, D), v (B, C, G, E), number of positions of each row (B,)  ->  (N, H, E)
 
-One node of a graph for all lengths. A row reads the positions that it has, in whatever order its memory is: on CPU a
-fused SDPA for each example, on CUDA torch's flash kernel in half precision, and else its memory-efficient one.
+One node of a graph for all lengths: on CPU a fused SDPA for each example, on CUDA torch's flash kernel in half
+precision, else its memory-efficient one.
 
-Invariants: exact for every length, zero included; what lies behind the positions of a row is never read.
+Invariants: exact for every length, zero included; memory behind the positions of a row is never read.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def forward_rows(
 
 
 def single(q: Tensor, k: Tensor, v: Tensor, counts: list[int], window: int, scale: float) -> Tensor:
-    """One query of each row (B, H, D). Heads that share keys are queries of one head, and little is done for each row:
-    it has few keys."""
+    """One query of each row (B, H, D). Heads that share keys are queries of one head."""
     parts = [x.split(1) for x in (q.unflatten(1, (k.shape[2], -1)), k.transpose(1, 2), v.transpose(1, 2))]
     found: list[Tensor] = []
     for x, y, z, n in zip(*parts, counts, strict=True):
@@ -123,7 +122,7 @@ NO_DERIVATIVE = message(
 
 
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    """Under vmap members become heads, those of the cache as well; they share offsets and lengths."""
+    """Under vmap the batch becomes heads, also of the cache; offsets and lengths are shared."""
     if any([d is not None for d in in_dims[3:5]]):
         hint = "map over keys and values only: in_dims with None for lengths"
         raise StructureError(message("vmap", "one length of each row for all members", "mapped lengths", hint=hint))

@@ -3,10 +3,9 @@
     q (N, H, D), k and v (M, H, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H)
 
 A mask is added to the scores: dense (B or 1, H or 1, Lq, Lk), of which each example reads its corner, or packed (P, H),
-the pairs of each example behind one another with offsets of their own.
+the pairs of each example one after another with offsets of their own.
 
-Invariants: exact for every length, zero included; forward and backward read real positions only; lengths are read on
-the host, where they are.
+Invariants: exact for every length, zero included; forward and backward read real positions only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tdc.kernels.attention.rectangle import check_mask
 
 
 class Example(NamedTuple):
-    """Where the queries and keys of one example are, and its part of the mask."""
+    """Positions of the queries and keys of one example, and its part of the mask."""
 
     at: int
     queries: slice
@@ -68,8 +67,7 @@ def backward_rows(
 
 
 def parts(tensors: list[Tensor], offsets: Tensor) -> list[tuple[Tensor, ...]]:
-    """Those of each example, (1, H, n, ...), as views of (N, H, ...), made all at once, since they are many. There may
-    be room behind the last example."""
+    """Parts of each example, (1, H, n, ...), as views of (N, H, ...). There may be room behind the last example."""
     ends = offsets.tolist()
     lengths = [b - a for a, b in pairwise(ends)]
     used = [t if t.shape[0] == ends[-1] else t[: ends[-1]] for t in tensors]

@@ -3,13 +3,10 @@
     q (N, H, D), k (M, H, D), v (M, H, E), offsets of both (B+1,)  ->  out (N, H, E), logsumexp (B, H, L), seed, offset
 
 It has single precision, every head size, dropout, and causal rows of queries and keys of other lengths, of which the
-i-th query attends to keys up to the i-th. L is a bound of the queries' lengths in whole blocks. Dropout draws from the
-generator of the device; seed and offset say where, and backward draws the same again.
+i-th query attends to keys up to the i-th. L is a bound of the queries' lengths in whole blocks. Backward draws the same
+dropout again, from seed and offset. Features are padded with zeros to the size of a load.
 
-Features are filled up with zeros to what the kernel loads at once, which changes no score.
-
-Invariants: exact for every length, zero included; a query without keys gives 0, and so do gradients of what meets
-nothing.
+Invariants: exact for every length, zero included; a query without keys gives 0, and so do its gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ BLOCK = 32  # queries, of which logsumexp has whole blocks
 
 @constant
 def runs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a device has the kernel for a dtype; so it is where no GPU is at hand."""
+    """True if a device has the kernel for a dtype, also where no GPU is at hand."""
     if torch.version.hip is not None or efficient_forward is None or efficient_backward is None:
         return False  # with HIP the logsumexp has another layout (torch 2.11)
     version = capability(device)
@@ -39,7 +36,7 @@ def runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def in_blocks(bound: int, total: int) -> int:
-    """How many queries of a row logsumexp has room for."""
+    """Room of logsumexp for the queries of a row."""
     least: Any = torch.sym_min(bound, total)  # in a graph without a question, where `min` asks
     blocks: int = (least + BLOCK - 1) // BLOCK * BLOCK
     return blocks
@@ -106,10 +103,10 @@ def filled(t: Tensor) -> Tensor:
 
 
 def cut(t: Tensor, like: Tensor) -> Tensor:
-    """What the kernel gives, (1, N, H, ...), as rows with as many features as others have."""
+    """Results of the kernel, (1, N, H, ...), as rows with as many features as others have."""
     return contiguous(t.squeeze(0).narrow(2, 0, like.shape[2]))
 
 
 def unmet(t: Tensor, offsets: Tensor, alone: Tensor) -> Tensor:
-    """Packed positions with zeros in rows that have no partner: there the kernel writes nothing, or NaN."""
+    """Packed positions with zeros in rows without a partner, where the kernel writes nothing, or NaN."""
     return t.masked_fill_(torch.repeat_interleave(alone, offsets.diff(), output_size=t.shape[0]).view(-1, 1, 1), 0)

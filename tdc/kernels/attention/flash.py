@@ -2,9 +2,8 @@
 
     q (N, H, D), k and v (M, G, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H), seed, offset
 
-Offsets are int32. Dropout draws from the generator of the device; seed and offset say where, and backward draws the
-same again. The kernel wants a bound of the lengths, which it reads on the device, so there is no sync. Groups of
-H / G heads share keys.
+Offsets are int32. Backward draws the same dropout again, from seed and offset. The kernel wants a bound of the lengths,
+which it reads on the device, so there is no sync. Groups of H / G heads share keys.
 
 Invariants: exact for every length, zero included; the same bits for every bound that is large enough.
 """
@@ -75,7 +74,7 @@ def backward_rows(
 
 
 def gives_zeros(q: Tensor, k: Tensor, dropout: float) -> bool:
-    """Whether all results are 0, which no kernel is asked for: there is nothing to attend to, or all is dropped."""
+    """True if all results are 0, without a kernel: there is nothing to attend to, or dropout leaves nothing."""
     return q.shape[0] == 0 or k.shape[0] == 0 or dropout >= 1
 
 
@@ -91,7 +90,7 @@ def sides_of(window: int, causal: bool) -> dict[str, int]:
 
 
 def loadable(t: Tensor) -> Tensor:
-    """A tensor (N, H, D) with all its rows where the kernel can load them; a copy if they are not."""
+    """A tensor (N, H, D) with all its rows aligned for the kernel; else a copy."""
     starts = (t.storage_offset(), *t.stride()[:2])
     if t.stride(2) == 1 and all([s % ALIGNED == 0 for s in starts]):
         return t

@@ -1,13 +1,12 @@
-"""The operator of attention within rows: what torch's dispatcher, autograd, vmap and graphs know of it.
+"""The operator of attention within rows, for torch's dispatcher, autograd, vmap and graphs.
 
     q (N, H, D), k and v (M, G, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H)
 
-It is one node of a graph that is the same for all lengths, and has a form for each backend of `choice`:
+One node of a graph for all lengths, with a form for each backend of `choice`:
 
     rows         CPU     a mask may be added to the scores, and gets no gradient
     weights      CPU     dropout by seeds, and a gradient of the mask
-    flash        CUDA    bounds of lengths, a window or 0, dropout by the generator of the device; keys may have fewer
-                         heads
+    flash        CUDA    bounds of lengths, a window or 0, dropout by the device; keys may have fewer heads
     efficient    CUDA    the same, with as many heads of keys as of queries and no window
 
 Invariant: `Attend` differentiates the operator, and nothing else does.
@@ -91,10 +90,10 @@ def fake_weights_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest:
 
 
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    """Under vmap members become heads, (K, N, H, D) -> (N, K·H, D), those of a mask as well; they share offsets.
+    """Under vmap the batch becomes heads, (K, N, H, D) -> (N, K·H, D), also of a mask; offsets are shared.
 
-    Seeds (S,) become (K·S,), which divide the heads as they did before. What a device drew for some heads it draws for
-    no others: a gradient that members share the forward part of is one for each.
+    Seeds (S,) become (K·S,), which divide the heads as before. Dropout that a device drew for some heads it draws for
+    no others: gradients that share one forward run one by one.
     """
     if op in DRAWING and args[-1] and info.randomness != "different":
         got, hint = f"randomness={info.randomness!r}", "vmap(f, randomness='different'), or a dropout of 0"
@@ -120,7 +119,7 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
 
 
 def folded(x: Tensor, dim: int | None, members: int, heads: int = 1) -> Tensor:
-    """A tensor whose members, or copies where it has none, are heads; `heads` is the dim of these."""
+    """A tensor whose vmapped batch, or copies, are heads; `heads` is the dim of these."""
     return in_front(x, dim, members).movedim(0, heads).flatten(heads, heads + 1)
 
 
@@ -166,7 +165,7 @@ def backward_rows(
     mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None, window: int,
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k and v, and of a mask where the weights are at hand."""
+    """Gradients of q, k and v, and of a mask with the weights."""
     first = grad, q, k, v, out, lse, q_offsets, k_offsets
     if backend == "weights":
         return weights_rows_backward(*first, mask, mask_offsets, seeds, causal, scale, dropout)
@@ -232,7 +231,7 @@ trace_with_grad(gradients, backward_rows)  # whose derivative is refused
 
 
 def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
-    """What `Attend` takes, of the arguments of one of the operators."""
+    """Arguments of `Attend`, from those of one of the operators."""
     given: dict[str, Any] = dict.fromkeys(NAMES) | {"backend": BACKENDS[op], "window": 0, "dropout": 0.0}
     given |= dict(zip(argument_names(op), args, strict=True))
     return tuple(given.values())

@@ -26,11 +26,11 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # of a sc
 
 
 class How(NamedTuple):
-    """What attention does besides attending; `scale` is `1 / sqrt(D)` by default.
+    """Options of attention; `scale` is `1 / sqrt(D)` by default.
 
     Args:
         mask: (B or 1, H or 1, L, M) where rectangles meet; before that in any form that `ops.attention.masks` takes.
-        keep: (B, H, L, M), by what weights are multiplied: a dropout that is known.
+        keep: (B, H, L, M), factors of the weights: a dropout that is known.
     """
 
     causal: bool
@@ -51,10 +51,8 @@ def attend_rectangle(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows:
 
 
 def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> Tensor:
-    """Attention on rectangles whose padding is finite, queries and keys of sizes (B, 1) -> (B, H, L, E).
-
-    Padded queries give anything finite.
-    """
+    """Attention on rectangles whose padding is finite, queries and keys of sizes (B, 1) -> (B, H, L, E), finite in
+    padding."""
     # Fused kernels have no derivative in a direction; those of a GPU take no mask that members share (torch 2.11-2.13).
     by_hand = how.score_mod is not None or (q_BHLD.is_cuda and under_transform())
     if not (known(q_BHLD.shape[2] != 0) and known(k_BHMD.shape[2] != 0)):  # torch asks for sizes that a graph lacks
@@ -71,7 +69,7 @@ def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[T
 
 @unchanged_in_graphs
 def once_differentiable(out: Tensor) -> Tensor:
-    """What a fused kernel returned, or weights: a second derivative of the former is refused where torch has none."""
+    """A result of a fused kernel, whose second derivative is refused where torch has none."""
     made_by = out.grad_fn if eager() else None
     if made_by is not None and "ScaledDotProduct" in made_by.name():
         made_by.register_hook(refuse_second)
@@ -79,7 +77,7 @@ def once_differentiable(out: Tensor) -> Tensor:
 
 
 def refuse_second(of_inputs: tuple[Tensor | None, ...], of_outputs: tuple[Tensor | None, ...]) -> None:
-    """Let the gradients that a kernel gave raise where they are differentiated."""
+    """A hook that lets gradients of a kernel raise where they are differentiated."""
     for grad in of_inputs:
         if grad is not None and grad.requires_grad:
             grad.register_hook(no_second_derivative)
@@ -91,7 +89,7 @@ def no_second_derivative(grad: Tensor) -> None:
 
 
 def score_mask(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> Tensor:
-    """What each query may attend to: bool, or added to the scores where there is a mask."""
+    """Pairs that attend: bool, or added to the scores where there is a mask."""
     shape = (*q_BHLD.shape[:3], k_BHMD.shape[2])
     allowed = valid_mask(sizes[1], shape[3:])[:, None, None, :]
     if how.causal:
@@ -110,10 +108,7 @@ def attention_weights(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tenso
 
 
 def weights_and_dead(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> tuple[Tensor, Tensor]:
-    """Weights as of `attention_weights`, but finite for queries without keys, and which queries these are (B, H, L, 1).
-
-    The pairs are many, so scores are written once: -inf where a query does not attend, and 0 in all of a row that would
-    have nothing else.
+    """Weights as of `attention_weights`, but finite for queries without keys, and a mask of such queries (B, H, L, 1).
     """
     scale = 1 / math.sqrt(q_BHLD.shape[-1]) if how.scale is None else how.scale
     scores = (q_BHLD * scale) @ k_BHMD.transpose(2, 3)
@@ -131,10 +126,7 @@ def weights_and_dead(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor
 
 
 def within(window: int, score_mod: ScoreMod | None = None) -> ScoreMod:
-    """A function of scores that is -inf where positions are `window` or more apart, if there is one, and else the same.
-
-    Of a rectangle it makes the weights themselves, which have more than one derivative.
-    """
+    """A function of scores that is also -inf where positions are `window` or more apart, if there is a window."""
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         s = s if score_mod is None else score_mod(s, b, h, i, j)
@@ -159,7 +151,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
-    """A ShapeError where a dense mask ends before the longest example."""
+    """Refuse with a ShapeError a dense mask that ends before the longest example."""
     if any([h < n and h != 1 for h, n in zip(have, need, strict=True)]):
         raise ShapeError(too_small(have, f" for {need[0]} queries and {need[1]} keys"))
 

@@ -1,9 +1,10 @@
-"""Attention within rows on CPU by the weights themselves: where the fused kernel of `cpu` has no answer.
+"""Attention within rows on CPU by the weights themselves: with dropout, a mask that requires grad, values of another
+size.
 
     q (N, H, D), k (M, H, D) and v (M, H, E), offsets of both (B+1,)  ->  out (N, H, E), logsumexp (N, H)
 
-With dropout, with a mask that learns, and with values of another size than keys. The weights of one example (H, l, m)
-are there at a time, and none is kept: backward makes them again from the logsumexp, and what dropout keeps from a seed.
+The weights of one example (H, l, m) exist at a time: backward makes them again from the logsumexp, and the mask of
+dropout from a seed.
 
 Invariants: as of `cpu`; forward and backward drop the same weights, and the seeds alone say which.
 """
@@ -23,7 +24,7 @@ BITS = 32  # of a random number for each weight
 
 
 class Dropout:
-    """Which weights are kept, example after example; the heads are divided evenly between the seeds (S,).
+    """Kept weights, example after example; the heads are divided evenly between the seeds (S,).
 
     Args:
         p: probability that a weight becomes 0.
@@ -128,7 +129,7 @@ def add_to(total: Tensor, part: Tensor) -> None:
 
 
 def kept_rectangle(sizes: Tensor, heads: int, seeds: Tensor | None, p: float, dtype: torch.dtype) -> Tensor:
-    """What `Dropout` multiplies the weights of examples (B, 2) by, in one rectangle (B, H, L, M) of a dtype."""
+    """Factors of `Dropout` for the weights of examples (B, 2), in one rectangle (B, H, L, M) of a dtype."""
     drop, queries_and_keys = Dropout(p, seeds), sizes.tolist()
     shape = [max([pair[i] for pair in queries_and_keys], default=0) for i in (0, 1)]
     found = torch.zeros(len(queries_and_keys), heads, *shape, dtype=dtype, device="cpu")

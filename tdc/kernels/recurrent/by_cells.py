@@ -1,9 +1,9 @@
-"""Recurrent networks cell by cell in plain operations: differentiable as often as one likes, also under `torch.func`.
+"""Recurrent networks cell by cell in plain operations, differentiable to any order, also under `torch.func`.
 
     cell(x, states, weights, bias) -> new states    of rows (R, D) at one step, the output first
 
-torch's own cells write into what they made, which its rules for vmap do not allow of derivatives (2.11-2.13), and know
-no projections.
+torch's own cells write in place, which its rules for vmap do not allow of derivatives (2.11-2.13), and know no
+projections.
 """
 
 from __future__ import annotations

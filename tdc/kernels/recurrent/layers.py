@@ -6,12 +6,11 @@
     gates      (N, 4·H)      LSTM: i, f, g, o. GRU: n, r, z, and the state's term of n before r scales it
     states     (R + N, H)    before the first step, then after each: h, and c of an LSTM
 
-The input is multiplied once for all steps; a step is one gemm of the rows that have it and a few passes over its gates,
-written where they stay for the backward. The backward makes the factors of all gates at once, takes the steps with one
-gemm each, and the weights' gradients by one product at the end. A reversed direction is the layer on reversed rows,
-by a permutation of the N positions that is its own inverse.
+The input is multiplied once for all steps; a step is one gemm of the rows that have it and a few passes over its gates.
+The backward makes the factors of all gates at once, takes the steps with one gemm each, and the weights' gradients by
+one product. A reversed direction is the layer on reversed rows, a permutation that is its own inverse.
 
-Invariants: a row without positions keeps its initial state, and its gradient. Buffers kept for the backward are never
+Invariants: a row without positions keeps its initial state, and its gradient. Buffers for the backward are never
 written again, and have sizes of B and P, not of lengths, so that a graph knows them.
 """
 
@@ -78,14 +77,6 @@ def back_plain(
         h = dh[:n]
         torch.mm(steps[t].mul_(h.add_(grads[t])), u, out=h)
     return d, d
-
-
-def tanh_slope(h: Tensor) -> Tensor:
-    return h.square().neg_().add_(1)
-
-
-def relu_slope(h: Tensor) -> Tensor:
-    return (h > 0).to(h.dtype)
 
 
 # -- LSTM
@@ -190,8 +181,8 @@ RUN: dict[str, Any] = {
     "rnn_relu": partial(run_plain, torch.relu_),
 }  # fmt: skip
 BACK: dict[str, Any] = {
-    "lstm": back_lstm, "gru": back_gru, "rnn_tanh": partial(back_plain, tanh_slope),
-    "rnn_relu": partial(back_plain, relu_slope),
+    "lstm": back_lstm, "gru": back_gru, "rnn_tanh": partial(back_plain, lambda h: h.square().neg_().add_(1)),
+    "rnn_relu": partial(back_plain, lambda h: (h > 0).to(h.dtype)),
 }  # fmt: skip
 
 

@@ -57,9 +57,7 @@ def run_rows(
     values: Tensor, order: Order, states: list[Tensor], weights: list[Tensor], mode: str, bias: bool, count: int,
     bidirectional: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """values (P, D), states (S, B, H) -> outputs (P, H), 0 where nothing is real, and states, by torch's kernels.
-
-    Differentiable where autograd runs.
+    """values (P, D), states (S, B, H) -> outputs (P, H), 0 in padding, and states, by torch's differentiable kernels.
     """
     if order.count == 0:
         return without_steps(values, states, bidirectional)
@@ -171,8 +169,7 @@ class Options:
     """Arguments of a call besides tensors; no tuple, which torch would search for tensors (2.13).
 
     Attributes:
-        states: of the net, 1 or 2.
-        count: values, states and weights.
+        states, count: number of states, 1 or 2, and of values, states and weights.
         keep: True if the forward returns buffers for the backward.
         given: mode, bias, layers, bidirectional.
         order: of the rows, if the lengths can be read.

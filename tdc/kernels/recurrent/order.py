@@ -1,9 +1,9 @@
-"""The order in which a recurrent network runs through rows of different lengths: what depends on lengths alone.
+"""The order in which a recurrent network runs through rows of different lengths.
 
     P positions (packed total, or B·L), B rows; N real positions; R rows that have any, for T steps
 
-Invariant: everything is on CPU. It is kept on a structure, and of the last few lengths: the backward of a graph has
-them again, as have other layers.
+Invariant: everything is on CPU, and kept on a structure and for the last few lengths, for other layers and the backward
+of a graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import readable
+from tdc.core.dynamo import readable, skipped_in_graphs
 from tdc.layout.segments import lengths_on_host, on_host
 from tdc.layout.structure import Structure, once
 
@@ -24,11 +24,8 @@ RECENT = 2  # lengths of which the order is kept
 
 
 class lasting:
-    """A property that is computed once, and can be saved by autograd, also where inference mode asks for it first.
-
-    Under transforms of `torch.func` and modes of dispatch nothing is kept: tensors belong to these. A `cached_property`
-    takes a lock (Python 3.11), which costs what a small operation does.
-    """
+    """A property that is computed once, by tensors that autograd can save, also in inference mode; under transforms and
+    dispatch modes nothing is kept."""
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self.fn, self.name, self.__doc__ = fn, fn.__name__, fn.__doc__
@@ -51,16 +48,10 @@ def numbers(found: list[int]) -> Tensor:
 class Order:
     """Step 0 of all rows, step 1 of those that have it, …, longest rows first. Rows without positions are left out.
 
-    Args:
-        starts: where each row begins in the values.
-        lengths: how many positions it has.
-
     Attributes:
-        running: the rows that have positions, as they run.
-        own: how many each of them has.
-        count: R.
-        steps: T.
-        total: N.
+        starts, lengths: where each row begins in the values, and its number of positions.
+        running, own: rows with positions, in running order, and their lengths.
+        count, steps, total: R, T and N.
     """
 
     def __init__(self, starts: tuple[int, ...], lengths: tuple[int, ...]) -> None:
@@ -141,8 +132,19 @@ def order_of_numbers(starts: tuple[int, ...], lengths: tuple[int, ...]) -> Order
     return Order(starts, lengths)
 
 
+@skipped_in_graphs
+def read_order(starts: Tensor, lengths: Tensor) -> Order | None:
+    """`order_of`; None where there are no numbers to read."""
+    return order_of(starts, lengths) if readable() else None
+
+
+@skipped_in_graphs
+def order_on(s: Structure) -> Order | None:
+    """The order of the rows of a structure; None where there are no numbers to read."""
+    return kept_order(s) if readable() else None
+
+
 @once
-def order_on(s: Structure) -> Order:
-    """The order of the rows of a structure."""
+def kept_order(s: Structure) -> Order:
     lengths = lengths_on_host(s)
     return order_of_numbers(tuple([0, *accumulate(lengths)][:-1]), tuple(lengths))
