@@ -1,4 +1,4 @@
-"""What every room builds on: errors, keys, dtypes, pytrees, the rule table, and what touches torch's internals."""
+"""The base of every room: errors, keys, dtypes, pytrees, the rule table, and all use of private parts of torch."""
 
 import gc
 

@@ -43,14 +43,14 @@ def assert_traced(condition: Tensor, text: str) -> None:
         require_op(condition, text)
 
 
-def over_members(op: Any, info: Any, in_dims: Any, condition: Tensor, text: str) -> tuple[None, None]:
+def over_vmap(op: Any, info: Any, in_dims: Any, condition: Tensor, text: str) -> tuple[None, None]:
     """Under vmap all examples share one condition."""
     op(condition.all(), text)
     return None, None
 
 
 require_op: Any = operator(
-    "require(Tensor condition, str text) -> ()", nothing, over_members, CompositeExplicitAutograd=assert_async
+    "require(Tensor condition, str text) -> ()", nothing, over_vmap, CompositeExplicitAutograd=assert_async
 )
 has_side_effect(require_op)  # no pass removes it
 trace_as(assert_data, assert_traced)

@@ -40,7 +40,7 @@ class DtypeError(TdcError, TypeError):
 
 
 class KeyPathError(TdcError, KeyError):
-    """A key that is not there, or is no key. Cure: use one of the nearest keys that the message lists."""
+    """A key that is not there, or not a key. Cure: use one of the nearest keys that the message lists."""
 
 
 class IndexingError(TdcError, IndexError):
@@ -72,7 +72,7 @@ class ChunkError(TdcError, RuntimeError):
 
 
 class NonfiniteError(TdcError, FloatingPointError):
-    """Numbers that are infinite or NaN, where somebody asked to be told. Cure: what the hint says."""
+    """Numbers that are infinite or NaN, where a check for them is on. Cure: what the hint says."""
 
 
 class ImmutableError(TdcError, TypeError):

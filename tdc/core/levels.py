@@ -104,8 +104,8 @@ def level_of(function: Any) -> Any:
             return *function.backward(ctx, *grads), None
 
         @staticmethod
-        def jvp(ctx: Any, *directions: Any) -> Any:
-            return also_below(function.jvp)(ctx, *directions[:-1])
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            return also_below(function.jvp)(ctx, *tangents[:-1])
 
     return Level
 
@@ -113,9 +113,9 @@ def level_of(function: Any) -> Any:
 def also_below(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the `jvp` of an autograd function, whose tangents would silently lack those of levels below."""
 
-    def run(ctx: Any, *directions: Any) -> Any:
+    def run(ctx: Any, *tangents: Any) -> Any:
         with forward_mode(True):
-            return jvp(Still(ctx), *directions)
+            return jvp(Still(ctx), *tangents)
 
     return run
 

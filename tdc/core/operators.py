@@ -1,6 +1,6 @@
 """Operators of this library, `torch.ops.tdc`, for torch's dispatcher, graphs, vmap and autograd.
 
-    operator(schema, fake, members, CPU=kernel)    defined, with a kernel for each device, for graphs and for vmap
+    operator(schema, fake, over_vmap, CPU=kernel)    defined, with a kernel for each device, for graphs and for vmap
     derive(op, function)                           the derivatives of an autograd function, which calls the operator
     refuse_derivative(op, text)                    an error as soon as a derivative is asked for
     differentiable(function)                       `apply` of that autograd function, eagerly, in graphs and transforms
@@ -28,7 +28,7 @@ LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
 
 
 def operator(
-    schema: str, fake: Callable[..., Any], members: Callable[..., Any], sized: bool = True, random: bool = False,
+    schema: str, fake: Callable[..., Any], over_vmap: Callable[..., Any], sized: bool = True, random: bool = False,
     **kernels: Callable[..., Any],
 ) -> Any:  # fmt: skip
     """Define an operator and return it.
@@ -38,7 +38,7 @@ def operator(
         fake: its results without numbers, for graphs.
         sized: the sizes of its results follow from those of its arguments; else `fake` asks for a `new_size`.
         random: it draws random numbers, so that a graph does not compute it again.
-        members: `members(op, info, in_dims, *args)`, its batched results under `torch.vmap` and their dims.
+        over_vmap: `over_vmap(op, info, in_dims, *args)`, its batched results under `torch.vmap` and their dims.
         kernels: its function for each dispatch key, `CPU=` or `CUDA=`.
     """
     full = schema.partition("(")[0]
@@ -51,7 +51,7 @@ def operator(
         LIBRARY.impl(op, fake, "Meta")  # `register_fake` looks for its caller in every module
     else:
         library.register_fake(op, fake, lib=LIBRARY)
-    library.register_vmap(op, partial(members, op))
+    library.register_vmap(op, partial(over_vmap, op))
     return op
 
 
@@ -72,20 +72,20 @@ def new_size() -> int:
     return size
 
 
-def in_front(x: Tensor, dim: int | None, members: int) -> Tensor:
+def in_front(x: Tensor, dim: int | None, size: int) -> Tensor:
     """A vmapped tensor with its batch in front; one that is not batched is expanded."""
-    return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """An operator under `torch.vmap`: one example after another."""
 
-    def member(x: Any, dim: Any, i: int) -> Any:
+    def example(x: Any, dim: Any, i: int) -> Any:
         if type(x) in (list, tuple):
-            return [member(t, d, i) for t, d in zip(x, dim, strict=True)]
+            return [example(t, d, i) for t, d in zip(x, dim, strict=True)]
         return x if dim is None else x.select(dim, i)
 
-    runs = [op(*[member(x, d, i) for x, d in zip(args, in_dims, strict=True)]) for i in range(info.batch_size)]
+    runs = [op(*[example(x, d, i) for x, d in zip(args, in_dims, strict=True)]) for i in range(info.batch_size)]
     outs = tuple([torch.stack(parts) for parts in zip(*runs, strict=True)])
     return outs, (0,) * len(outs)
 
@@ -114,7 +114,7 @@ def refuse_mapped(what: str, dims: Iterable[int | None]) -> None:
     """Refuse with a StructureError batched arguments that all examples of a `torch.vmap` must share."""
     if any([d is not None for d in dims]):
         hint = f"map over values only: in_dims with None for {what}"
-        raise StructureError(message("vmap", "one ragged structure for all members", f"mapped {what}", hint=hint))
+        raise StructureError(message("vmap", "one ragged structure for all examples", f"mapped {what}", hint=hint))
 
 
 def meet(args: tuple[Any, ...]) -> None:

@@ -53,7 +53,7 @@ def marks_sizes() -> bool:
 
 
 def marks_results() -> bool:
-    """What a graph marks is marked for the next graph, a view or the tensor itself."""
+    """A tensor that a graph marks is marked for the next graph, a view or the tensor itself."""
 
     def compiles(mark: Callable[..., Any]) -> int:
         def marked(x: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def hands_on() -> bool:
 
 
 def sees_transforms() -> bool:
-    """Code can tell whether it runs eagerly, under a transform, in a derivative along a direction, or traced."""
+    """Code can tell whether it runs eagerly, under a transform, in forward mode, or traced."""
     seen: list[Any] = []
 
     def fn(x: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Unknown:
 
 
 class RaggedSize(torch.SymInt):
-    """What a shape holds for a ragged dim."""
+    """The entry of a shape for a ragged dim."""
 
     node: Any = Unknown()
 

@@ -116,39 +116,39 @@ def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
     return *operands, sizes, size, stride, padding, dilation, groups
 
 
-def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+def over_vmap(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
     """Under vmap the batch becomes examples where it shares the weight, else groups; sizes are shared."""
     *tensors, sizes, size, stride, padding, dilation, groups = args
-    dims, members = in_dims[: len(tensors)], info.batch_size
+    dims, batch = in_dims[: len(tensors)], info.batch_size
     refuse_mapped("sizes", [in_dims[len(tensors)]])
     first = {rows: (1, 2), rows_input: (0,), rows_weight: ()}[op]  # tensors whose channels are dim 0
     if first and all([dims[i] is None for i in first]):
         flat = [t if i in first else t.movedim(dims[i], 0).flatten(0, 1) for i, t in enumerate(tensors)]
-        out = op(*flat, sizes.repeat(members, 1), size * members, stride, padding, dilation, groups)
-        return out.unflatten(0, (members, -1)), 0
+        out = op(*flat, sizes.repeat(batch, 1), size * batch, stride, padding, dilation, groups)
+        return out.unflatten(0, (batch, -1)), 0
     flat = []
     for i, t in enumerate(tensors):
         at = 0 if i in first else 1
         if t is not None:
-            t = in_front(t, dims[i], members).movedim(0, at).flatten(at, at + 1)
+            t = in_front(t, dims[i], batch).movedim(0, at).flatten(at, at + 1)
         flat.append(t)
-    out, at = op(*flat, sizes, size, stride, padding, dilation, groups * members), 0 if op is rows_weight else 1
-    return out.unflatten(at, (members, -1)), at
+    out, at = op(*flat, sizes, size, stride, padding, dilation, groups * batch), 0 if op is rows_weight else 1
+    return out.unflatten(at, (batch, -1)), at
 
 
 HOW = "int[] stride, int[] padding, int[] dilation, int groups"
 rows: Any = operator(
     f"conv_rows(Tensor x, Tensor weight, Tensor? bias, Tensor sizes, SymInt total, {HOW}) -> Tensor",
-    lambda x, weight, bias, sizes, total, *how: x.new_empty(total, weight.shape[0]), over_members, CPU=cpu.forward,
+    lambda x, weight, bias, sizes, total, *how: x.new_empty(total, weight.shape[0]), over_vmap, CPU=cpu.forward,
 )  # fmt: skip
 rows_input: Any = operator(
     f"conv_rows_input(Tensor weight, Tensor grad, Tensor sizes, SymInt total, {HOW}) -> Tensor",
-    lambda weight, grad, sizes, total, *how: grad.new_empty(total, weight.shape[1] * how[3]), over_members,
+    lambda weight, grad, sizes, total, *how: grad.new_empty(total, weight.shape[1] * how[3]), over_vmap,
     CPU=cpu.backward_input,
 )  # fmt: skip
 rows_weight: Any = operator(
     f"conv_rows_weight(Tensor x, Tensor grad, Tensor sizes, SymInt[] kernel, {HOW}) -> Tensor",
-    lambda x, grad, sizes, kernel, *how: x.new_empty(grad.shape[1], x.shape[1] // how[3], *kernel), over_members,
+    lambda x, grad, sizes, kernel, *how: x.new_empty(grad.shape[1], x.shape[1] // how[3], *kernel), over_vmap,
     CPU=cpu.backward_weight,
 )  # fmt: skip
 for _op in (rows, rows_input, rows_weight):

@@ -23,7 +23,7 @@ from torch import Tensor
 from tdc.core.slow_paths import announce
 from tdc.layout.padding import as_number, exchange
 from tdc.layout.segments import coordinates, known_sizes, on_host, row_ids, sizes_of, strides, structure_of_sizes
-from tdc.layout.structure import Structure, once, once_for_each
+from tdc.layout.structure import Structure, once
 
 Size = tuple[int, ...]
 LAUNCH = 1 << 35  # work that takes as long as one more rectangle: some 90 us of an H100, most of them of the host
@@ -67,12 +67,8 @@ def near_sizes(work: float, s: Structure, *others: Structure) -> Rectangles | No
         work: for each position, in products times the bytes of an element.
         others: of batches whose sizes follow those of the first, so that positions are pairs.
     """
-    return None if any([known_sizes(t) is None for t in (s, *others)]) else cheapest(s, work, *others)
-
-
-@once_for_each
-def cheapest(s: Structure, work: float, *others: Structure) -> Rectangles | None:
-    """`near_sizes` of sizes that are known."""
+    if any([known_sizes(t) is None for t in (s, *others)]):
+        return None
     launch, known = CALLS if s.offsets.device.type == "cpu" else LAUNCH, sizes_known(s, *others)
     if not s.batch_size or s.batch_size * math.prod(on_host(known.amax(0))) * work <= launch:
         return None  # all in one rectangle take no longer than the calls of another

@@ -34,7 +34,7 @@ def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguo
 
 
 def is_nested(x: Ragged) -> bool:
-    """False: this is no `torch.nested` tensor; see `to_torch`."""
+    """False: this is not a `torch.nested` tensor; see `to_torch`."""
     return False
 
 
@@ -155,13 +155,13 @@ OF_DATA = {
     "element_size": of_data("element_size", "int", "Bytes of one element.", called=True),
     "nelement": of_data("numel", "int", "Number of elements in memory, as `x.numel()`.", called=True),
     "get_device": of_data("get_device", "int", "Number of the CUDA device, -1 on CPU.", called=True),
-    "retain_grad": of_data("retain_grad", "None", "Keep the gradient of a batch that is no leaf.", called=True),
-    "is_pinned": of_data("is_pinned", "bool", "Whether the elements are in page-locked memory.", called=True),
+    "retain_grad": of_data("retain_grad", "None", "Keep the gradient of a batch that is not a leaf.", called=True),
+    "is_pinned": of_data("is_pinned", "bool", "True if the elements are in page-locked memory.", called=True),
     "itemsize": of_data("itemsize", "int", "Bytes of one element."),
-    "is_cpu": of_data("is_cpu", "bool", "Whether the batch is in the memory of the host."),
-    "is_cuda": of_data("is_cuda", "bool", "Whether the elements are on a CUDA device."),
-    "requires_grad": of_data("requires_grad", "bool", "Whether the elements take part in autograd."),
-    "is_leaf": of_data("is_leaf", "bool", "Whether the elements are a leaf of autograd."),
+    "is_cpu": of_data("is_cpu", "bool", "True if the batch is in the memory of the host."),
+    "is_cuda": of_data("is_cuda", "bool", "True if the elements are on a CUDA device."),
+    "requires_grad": of_data("requires_grad", "bool", "True if the elements require grad."),
+    "is_leaf": of_data("is_leaf", "bool", "True if the elements are a leaf of autograd."),
     "grad_fn": of_data("grad_fn", "Any", "The node of autograd that made the elements."),
 }
 SHARED: dict[str, Any] = {

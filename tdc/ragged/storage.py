@@ -57,7 +57,7 @@ def with_data(x: R, data: Tensor) -> R:
 
 
 def axis_of(op: OpName, x: Ragged, dim: int) -> int:
-    """The axis of the data that a logical dim other than the batch lies on, `dim` counted from the front."""
+    """The axis of the data of a logical dim other than the batch, `dim` counted from the front."""
     axis: Any = x.structure.axis(dim, x.ndim, op) if isinstance(x, NestedTensor) else dim
     return axis
 

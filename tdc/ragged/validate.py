@@ -53,7 +53,7 @@ def validate(x: B) -> B:
 
 
 def structure_faults(s: Structure, total: int) -> list[str]:
-    """What is wrong with a structure, as ready lines; reads the data on the host."""
+    """Faults of a structure, as ready lines; reads the data on the host."""
     wrong: list[str] = []
     offsets: list[int] = on_host(s.offsets)
     if offsets[0] != 0:
@@ -75,7 +75,7 @@ def structure_faults(s: Structure, total: int) -> list[str]:
 
 
 def lengths_faults(x: MaskedBatch) -> list[str]:
-    """What is wrong with lengths, as ready lines; reads them on the host."""
+    """Faults of lengths, as ready lines; reads them on the host."""
     wrong: list[str] = []
     for r, sizes in zip(x.ragged_dims, on_host(x.lengths.t()), strict=True):
         bad = [i for i, n in enumerate(sizes) if not 0 <= n <= x.data.shape[r]]

@@ -209,7 +209,7 @@ def test_members(which: int, mapped: tuple[int, int]):
 
 def test_members_share_sizes():
     x, weight, *_ = given_for(2)
-    with pytest.raises(StructureError, match="expected one ragged structure for all members"):
+    with pytest.raises(StructureError, match="expected one ragged structure for all examples"):
         torch.vmap(lambda s: torch.ops.tdc.conv_rows(x, weight, None, s, RESULTS, *HOW))(SMALL[None])
 
 

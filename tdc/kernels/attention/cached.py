@@ -121,19 +121,19 @@ NO_DERIVATIVE = message(
 )
 
 
-def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+def over_vmap(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """Under vmap the batch becomes heads, also of the cache; offsets and lengths are shared."""
     if any([d is not None for d in in_dims[3:5]]):
         hint = "map over keys and values only: in_dims with None for lengths"
-        raise StructureError(message("vmap", "one length of each row for all members", "mapped lengths", hint=hint))
-    members: int = info.batch_size
-    tensors = [folded(x, d, members, heads) for x, d, heads in zip(args[:3], in_dims[:3], (1, 2, 2), strict=True)]
-    return [op(*tensors, *args[3:])[0].unflatten(1, (members, -1))], [1]
+        raise StructureError(message("vmap", "one length of each row for all examples", "mapped lengths", hint=hint))
+    batch: int = info.batch_size
+    tensors = [folded(x, d, batch, heads) for x, d, heads in zip(args[:3], in_dims[:3], (1, 2, 2), strict=True)]
+    return [op(*tensors, *args[3:])[0].unflatten(1, (batch, -1))], [1]
 
 
 cached_rows = operator(
     "cached_attention(Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor lengths, bool causal, int window, "
     "float scale) -> Tensor[]",
-    fake_rows, over_members, CPU=forward_rows, CUDA=rows_on_cuda,
+    fake_rows, over_vmap, CPU=forward_rows, CUDA=rows_on_cuda,
 )  # fmt: skip
 refuse_derivative(cached_rows, NO_DERIVATIVE)

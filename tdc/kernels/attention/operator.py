@@ -89,7 +89,7 @@ def fake_weights_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest:
     return *fake_gradients(grad, q, k, v), of_mask
 
 
-def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+def over_vmap(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """Under vmap the batch becomes heads, (K, N, H, D) -> (N, K·H, D), also of a mask; offsets are shared.
 
     Seeds (S,) become (K·S,), which divide the heads as before. Dropout that a device drew for some heads it draws for
@@ -97,30 +97,30 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
     """
     if op in DRAWING and args[-1] and info.randomness != "different":
         got, hint = f"randomness={info.randomness!r}", "vmap(f, randomness='different'), or a dropout of 0"
-        raise UnsupportedError(message("attention", "dropout of its own for each member on CUDA", got, hint=hint))
+        raise UnsupportedError(message("attention", "dropout of its own for each example on CUDA", got, hint=hint))
     if op in DRAWN_BEFORE and args[-1] and in_dims[LSE] is None:
         return one_by_one(op, info, in_dims, *args)
-    members, at = info.batch_size, SEEDS.get(op)
+    batch, at = info.batch_size, SEEDS.get(op)
     if at is not None and (seeds := args[at]) is not None:
         dim = in_dims[at]
-        all_seeds = seeds.repeat(members) if dim is None else seeds.movedim(dim, 0).flatten()
+        all_seeds = seeds.repeat(batch) if dim is None else seeds.movedim(dim, 0).flatten()
         args, in_dims = (*args[:at], all_seeds, *args[at + 1 :]), (*in_dims[:at], None, *in_dims[at + 1 :])
     tensors = [(a, d) for a, d in zip(args, in_dims, strict=True) if isinstance(a, Tensor)]
     refuse_mapped("offsets", [d for a, d in tensors if not a.is_floating_point()])
     outs = op(*[
-        a if not isinstance(a, Tensor) or not a.is_floating_point() else folded(a, d, members)
+        a if not isinstance(a, Tensor) or not a.is_floating_point() else folded(a, d, batch)
         for a, d in zip(args, in_dims, strict=True)
     ])  # fmt: skip
     of_heads = [o.ndim > 1 for o in outs]  # the state of a generator is not
     return (
-        tuple([o.unflatten(1, (members, -1)) if has else o for o, has in zip(outs, of_heads, strict=True)]),
+        tuple([o.unflatten(1, (batch, -1)) if has else o for o, has in zip(outs, of_heads, strict=True)]),
         tuple([1 if has else None for has in of_heads]),
     )
 
 
-def folded(x: Tensor, dim: int | None, members: int, heads: int = 1) -> Tensor:
+def folded(x: Tensor, dim: int | None, batch: int, heads: int = 1) -> Tensor:
     """A tensor whose vmapped batch, or copies, are heads; `heads` is the dim of these."""
-    return in_front(x, dim, members).movedim(0, heads).flatten(heads, heads + 1)
+    return in_front(x, dim, batch).movedim(0, heads).flatten(heads, heads + 1)
 
 
 class Attend(torch.autograd.Function):
@@ -239,7 +239,7 @@ def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
 
 def define(schema: str, fake: Any, **options: Any) -> Any:
     """One of the operators."""
-    return operator(f"varlen_attention{schema}", fake, over_members, **options)
+    return operator(f"varlen_attention{schema}", fake, over_vmap, **options)
 
 
 varlen_rows = define(FORWARD.format(ROWS), fake_rows, CPU=cpu.forward_rows)

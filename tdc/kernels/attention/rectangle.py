@@ -53,7 +53,7 @@ def attend_rectangle(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows:
 def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> Tensor:
     """Attention on rectangles whose padding is finite, queries and keys of sizes (B, 1) -> (B, H, L, E), finite in
     padding."""
-    # Fused kernels have no derivative in a direction; those of a GPU take no mask that members share (torch 2.11-2.13).
+    # Fused kernels have no forward-mode derivative; on a GPU they take no mask that a vmap shares (torch 2.11-2.13).
     by_hand = how.score_mod is not None or (q_BHLD.is_cuda and under_transform())
     if not (known(q_BHLD.shape[2] != 0) and known(k_BHMD.shape[2] != 0)):  # torch asks for sizes that a graph lacks
         by_hand = True
