@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import skipped_in_graphs
 from tdc.core.typing import OpName
 from tdc.layout.structure import require_same
 from tdc.ragged.masked import MaskedBatch, build_masked, fitted_masked
@@ -62,6 +62,7 @@ def axis_of(op: OpName, x: Ragged, dim: int) -> int:
     return axis
 
 
+@skipped_in_graphs
 def feature_axis(x: Any, dim: Any) -> int | None:
     """The axis of packed values, counted from the last, of a dim behind the batch and all ragged dims; None for other
     dims and batches, and in graphs."""
@@ -71,9 +72,6 @@ def feature_axis(x: Any, dim: Any) -> int | None:
     axis = dim if dim < 0 else dim - ndim - s.ragged_ndim
     static = ndim + axis
     return axis if s.packed_dim < static < ndim and s.batch_dim < static + s.ragged_ndim else None
-
-
-trace_as(feature_axis, lambda *args: None)
 
 
 def axis_entries(x: Ragged, entries: list[Any]) -> list[Any]:
