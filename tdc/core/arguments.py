@@ -97,7 +97,12 @@ def shown(n: int) -> str:
     return f"{n}"
 
 
-trace_as(shown, lambda n: "n" if is_symbol(n) else f"{n}")
+def shown_traced(n: int) -> str:
+    """Replace `shown` in graphs."""
+    return "n" if is_symbol(n) else f"{n}"
+
+
+trace_as(shown, shown_traced)
 
 
 def refuse_cuda(*given: Any) -> None:

@@ -31,31 +31,22 @@ Check = TypeVar("Check", bound=Callable[..., None])
 CHECKS: dict[Op, Callable[..., None]] = {}
 Parameter = tuple[str, tuple[str, ...]]  # a name, and the kinds that it may have
 ANNOTATED = r"<class 'int'>|\bint \|"  # may stand for several, as in F.normalize, and for a dtype, as in F.softmin
-PATTERNS = {  # what stands for a kind in a schema, or in an annotation
-    "tensor": r"Tensor\b",
-    "tensors": r"[Ll]ist\[.*Tensor",
-    "int": r"(^|[^\[])\bint\b|List\[int",
-    "ints": rf"([Ll]ist|tuple)\[.*int\b|{ANNOTATED}",
-    "float": r"\bfloat\b",
-    "floats": r"([Ll]ist|tuple)\[.*(float|number|complex)\b",
-    "number": r"\b(number|complex)\b",
-    "bool": r"\bbool\b",
-    "str": r"\bstr\b",
-    "dtype": rf"ScalarType|\bdtype\b|{ANNOTATED}",
-    "none": r"Optional|None\b",
-    "unset": r"List.* = ",  # F.max_pool1d hands on stride=None, where its schema has []
+KINDS = {  # of arguments: the pattern in a schema or annotation, words for one, what to pass
+    "tensor": (r"Tensor\b", "a tensor", "torch.as_tensor(x) makes one"),
+    "tensors": (r"[Ll]ist\[.*Tensor", "a list of tensors", "[x, y]"),
+    "int": (r"(^|[^\[])\bint\b|List\[int", "an int", "a Python int"),
+    "ints": (rf"([Ll]ist|tuple)\[.*int\b|{ANNOTATED}", "ints", "a tuple of ints"),
+    "float": (r"\bfloat\b", "a number", "a Python number"),
+    "floats": (r"([Ll]ist|tuple)\[.*(float|number|complex)\b", "numbers", "a tuple of numbers"),
+    "number": (r"\b(number|complex)\b", "a number", "a Python number"),
+    "bool": (r"\bbool\b", "True or False", "True or False"),
+    "str": (r"\bstr\b", "a string", "one of the strings that torch knows"),
+    "dtype": (rf"ScalarType|\bdtype\b|{ANNOTATED}", "a dtype", "a dtype, e.g. torch.float32"),
+    "none": (r"Optional|None\b", "None", ""),
+    "unset": (r"List.* = ", "", ""),  # F.max_pool1d hands on stride=None, where its schema has []
 }
-WORDS = {
-    "tensor": "a tensor", "tensors": "a list of tensors", "int": "an int", "ints": "ints", "float": "a number",
-    "floats": "numbers", "number": "a number", "bool": "True or False", "str": "a string", "dtype": "a dtype",
-}  # fmt: skip
 OF_BATCHES: dict[Op, tuple[str, ...]] = {F.ctc_loss: ("input_lengths", "target_lengths")}  # None: batches know them
 PLURAL = {"tensors", "ints", "floats"}
-GIVEN = {
-    "tensor": "torch.as_tensor(x) makes one", "tensors": "[x, y]", "int": "a Python int", "ints": "a tuple of ints",
-    "float": "a Python number", "floats": "a tuple of numbers", "number": "a Python number", "bool": "True or False",
-    "str": "one of the strings that torch knows", "dtype": "a dtype, e.g. torch.float32",
-}  # fmt: skip
 
 
 def refuse_kinds(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -86,9 +77,9 @@ def of_torch_nested(op: OpName) -> DtypeError:
 def refuse_kind(op: Op, name: str, kinds: tuple[str, ...], x: Any) -> None:
     """Refuse an argument that is of none of these kinds."""
     if kinds and not any([fits(kind, x) for kind in kinds]):
-        wanted = [kind for kind in kinds if kind in WORDS]
-        said = " or ".join([WORDS[kind] for kind in wanted] + ["None"] * ("none" in kinds))
-        raise DtypeError(message(op, f"{name} to be {said}", describe(x), hint=GIVEN[wanted[-1]])) from None
+        wanted = [KINDS[kind] for kind in kinds if KINDS[kind][2]]
+        said = " or ".join([words for _, words, _ in wanted] + ["None"] * ("none" in kinds))
+        raise DtypeError(message(op, f"{name} to be {said}", describe(x), hint=wanted[-1][2])) from None
 
 
 def fits(kind: str, x: Any) -> bool:
@@ -132,7 +123,7 @@ def parameters(op: Op) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], tu
 
 def kinds_of(texts: list[str]) -> tuple[str, ...]:
     """The kinds that a parameter has in one form or another; none where one of them may be anything."""
-    found = [[kind for kind, pattern in PATTERNS.items() if re.search(pattern, text)] for text in texts]
+    found = [[kind for kind, (pattern, _, _) in KINDS.items() if re.search(pattern, text)] for text in texts]
     if any([not kinds or kinds == ["none"] for kinds in found]):
         return ()
     return tuple(dict.fromkeys([kind for kinds in found for kind in kinds]))

@@ -294,7 +294,7 @@ def error_of(text: str) -> AttributeError:
     return MethodError(text)
 
 
-trace_as(error_of, lambda text: AttributeError(text))  # `hasattr` knows no other class in graphs (torch 2.11-2.13)
+trace_as(error_of, lambda *args: AttributeError(*args))  # `hasattr` knows no other class in graphs (torch 2.11-2.13)
 
 
 class Absent:

@@ -306,8 +306,18 @@ def smaller(a: int, b: int) -> int:
     return internals.sym_min(a, b)
 
 
-trace_as(larger, lambda a, b: max(a, b))  # `torch.sym_max` of two known sizes breaks a graph (torch 2.11)
-trace_as(smaller, lambda a, b: min(a, b))
+def larger_traced(a: int, b: int) -> int:
+    """Replace `larger` in graphs, which `torch.sym_max` of two known sizes breaks (torch 2.11)."""
+    return max(a, b)
+
+
+def smaller_traced(a: int, b: int) -> int:
+    """Replace `smaller` in graphs."""
+    return min(a, b)
+
+
+trace_as(larger, larger_traced)
+trace_as(smaller, smaller_traced)
 
 
 @unchanged_in_graphs
@@ -383,7 +393,12 @@ def watching(see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None], reads:
     return mode
 
 
-@optional("settings of Dynamo", lost="counts of the doctor", instead=lambda fn, **settings: fn())
+def unconfigured(fn: Callable[[], Out], **settings: bool) -> Out:
+    """A call under the settings of Dynamo as they are."""
+    return fn()
+
+
+@optional("settings of Dynamo", lost="counts of the doctor", instead=unconfigured)
 def configured(fn: Callable[[], Out], **settings: bool) -> Out:
     """A call under other settings of Dynamo."""
     with find("torch._dynamo.config:patch")(**settings):

@@ -186,7 +186,7 @@ def mapped(tensors: Iterable[Tensor]) -> bool:
     return any([is_legacy_batched(t) for t in tensors])
 
 
-@optional("errors of second derivatives", lost="a check", instead=lambda text, outs, learns: outs)
+@optional("errors of second derivatives", lost="a check", instead=lambda *args: args[1])
 def delayed_error(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
     """The same results, whose derivative raises a RuntimeError of this text, also where `torch.func` is traced."""
     found: tuple[Tensor, ...] = find("torch:_C._functions.DelayedError")(text, 1 + len(outs))(*outs, learns)

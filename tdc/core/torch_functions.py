@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import skipped_in_graphs
-from tdc.core.private import find, find_or, optional
+from tdc.core.private import find, find_or, nothing, optional
 from tdc.core.typing import Op
 
 internals: Any = torch  # parts of torch without types
@@ -92,14 +92,14 @@ def schemas(name: str) -> list[tuple[tuple[str, bool, str], ...]]:
     """
     return [
         tuple([("input" if a.name == "self" else a.name, not a.kwarg_only, declared(a)) for a in form.arguments])
-        for form in forms_of(f"aten::{name}")
+        for form in forms_of(f"aten::{name}") or ()
         if any(["Tensor" in str(a.type) for a in form.arguments]) and not any([a.is_out for a in form.arguments])
         if "name" not in form.overload_name.lower()
     ]
 
 
-@optional("signatures of torch", lost="stubs and errors for arguments by name", instead=lambda name: [])
-def forms_of(name: str) -> list[Any]:
+@optional("signatures of torch", lost="stubs and errors for arguments by name", instead=nothing)
+def forms_of(name: str) -> list[Any] | None:
     """The schemas of an operation."""
     found: list[Any] = find("torch:_C._jit_get_schemas_for_operator")(name)
     return found

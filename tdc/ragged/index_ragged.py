@@ -149,7 +149,8 @@ def cut_packed(x: NestedTensor, parts: list[Any], rows: Tensor | None = None) ->
         return x
     if len(parts) > 1:
         return crop_rows(x, parts)
-    return cut_ragged(x, parts[0]) if isinstance(parts[0], (slice, Span)) else at_positions(x, parts[0], rows)
+    keeps, part = isinstance(parts[0], (slice, Span)), parts[0]
+    return cut_ragged(x, part) if keeps else at_positions(x, part, rows)
 
 
 def cut_ragged(x: NestedTensor, part: slice | Span) -> NestedTensor:
