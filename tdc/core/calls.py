@@ -21,14 +21,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import constant
-from tdc.core.errors import DtypeError, TdcError, describe, message, op_name
-from tdc.core.rules import ROWS
+from tdc.core.errors import (
+    CallError,
+    DtypeError,
+    IndexingError,
+    ShapeError,
+    TdcError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+    op_name,
+)
+from tdc.core.rules import ROWS, name_of
 from tdc.core.signatures import typed_forms
 from tdc.core.torch_functions import schemas
 from tdc.core.typing import Op, OpName
 
 Check = TypeVar("Check", bound=Callable[..., None])
 CHECKS: dict[Op, Callable[..., None]] = {}
+PLAIN: dict[type[Exception], type[TdcError]] = {  # subclasses are those of CUDA, vmap and export, which say more
+    RuntimeError: CallError, TypeError: DtypeError, ValueError: ShapeError, IndexError: IndexingError,
+    NotImplementedError: UnsupportedError,
+}  # fmt: skip
 Parameter = tuple[str, tuple[str, ...]]  # a name, and the kinds that it may have
 ANNOTATED = r"<class 'int'>|\bint \|"  # may stand for several, as in F.normalize, and for a dtype, as in F.softmin
 KINDS = {  # of arguments: the pattern in a schema or annotation, words for one, what to pass
@@ -140,19 +155,28 @@ def checks(*ops: Op) -> Callable[[Check], Check]:
     return mark
 
 
-def refuse_call(op: Op, spelled: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise a TdcError that names what is wrong with a call that torch refused, if anything is.
+def refuse_call(op: Op, spelled: Op, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Name what is wrong with a call that torch refused: kinds of arguments, then sizes, else torch's own words.
 
     Args:
         spelled: the function or Tensor method that the user called, whose parameters the arguments are.
+        error: that of torch.
+
+    Raises:
+        TdcError: unless the error has a class of its own.
     """
     refuse_kinds(spelled, args, kwargs)
     check = CHECKS.get(op)
     if check is not None:
         try:
             check(op, *args, **kwargs)
-        except TdcError as error:
-            raise error from None  # of torch's; a check is traced, too, where Dynamo (2.11) knows no `from`
+        except TdcError as wrong:
+            raise wrong from None  # of torch's; a check is traced, too, where Dynamo (2.11) knows no `from`
+    ours = PLAIN.get(type(error))
+    if ours is not None:
+        given = ", ".join([describe(x) for x in (*args, *kwargs.values())])
+        text = message(name_of(op), "a call that torch takes", given, hint=f"torch: {first_line(error)}")
+        raise ours(text) from error
 
 
 def checked(op: Op, row: str) -> Op:

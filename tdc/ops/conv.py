@@ -24,7 +24,7 @@ from tdc.core.dynamo import known
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.operators import unserved
 from tdc.core.typing import Op
-from tdc.kernels.convolution.operator import convolve
+from tdc.kernels.convolution import convolve
 from tdc.ops.planes import (
     Planes,
     Span,

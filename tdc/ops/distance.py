@@ -262,7 +262,9 @@ PAIRS: dict[Op, tuple[Op, str]] = {
     torch.linalg.vecdot: (vecdot, "x y+ dim*=-1"),
     torch.cross: (cross, "input other+ dim*"), torch.linalg.cross: (linalg_cross, "input other+ dim*=-1"),
     torch.diagonal: (diagonal_of, "input offset dim1*=0 dim2*=1"),
-    torch.linalg.diagonal: (linalg_diagonal, "A offset dim1* dim2*"),
+    torch.linalg.diagonal: (
+        lambda A, *, offset=0, dim1=-2, dim2=-1: diagonal_of(A, offset, dim1, dim2), "A offset dim1* dim2*"
+    ),
     torch.diag_embed: (diag_embed, "input offset dim1* dim2*"),
     F.pairwise_distance: (pairwise_distance, ""), torch.cdist: (cdist, ""), torch.diag: (diag, ""),
     torch.diagflat: (diagflat, ""), torch.cov: (cov, ""), torch.corrcoef: (corrcoef, ""),

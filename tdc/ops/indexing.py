@@ -341,7 +341,8 @@ for _op, _impl, _dims in (
     (torch.scatter_reduce, scatter_rule(torch.scatter_reduce), "input dim* index+ src+ reduce"),
     (torch.index_select, index_select_ragged, "input dim* index"),
     (torch.index_fill, index_fill_ragged, "input dim* index value"),
-    (torch.narrow, narrow_ragged, "input dim* start length"), (torch.select, select_ragged, "input dim* index"),
+    (torch.narrow, narrow_ragged, "input dim* start length"),
+    (torch.select, lambda x, dim, index: x[(FULL,) * normal_dim(dim, x.ndim, "select") + (index,)], "input dim* index"),
     (torch.take, take_ragged, ""), (torch.index_put, index_put_ragged, ""),
 ):  # fmt: skip
     define(_op, "indexing", ragged=_impl, dims=_dims)

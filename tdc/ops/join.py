@@ -33,6 +33,7 @@ from tdc.core.typing import Op
 from tdc.layout.segments import (
     columns,
     counts_on_host,
+    gather_spans,
     local_positions,
     offsets_of,
     row_ids,
@@ -42,7 +43,6 @@ from tdc.layout.segments import (
     take_spans,
     tell,
 )
-from tdc.layout.spans import gather_spans, take_spans
 from tdc.layout.structure import Structure, extent_of, remember
 from tdc.ops.batch import PLAIN
 from tdc.ragged.index import insert_dim

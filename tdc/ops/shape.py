@@ -332,15 +332,6 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
     return x
 
 
-def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:
-    """The shift and the dim of each step of a roll; a ShapeError where there are not as many of both."""
-    each = [int_tuple("roll", n) for n in (shifts, dims)]
-    if len(each[0]) != len(each[1]):
-        got = f"{len(each[0])} for {len(each[1])} dims"
-        raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))
-    return list(zip(*each, strict=True))
-
-
 define(torch.transpose, "shape", ragged=transpose_ragged, dims="input dim0* dim1*")
 for _op, _impl in (
     (torch.permute, permute_ragged), (torch.unsqueeze, unsqueeze_ragged),

@@ -175,7 +175,10 @@ def chunk_lengths(chunks: Any, total: Any) -> list[Any]:
 for _op, _impl, _dims in (
     (torch.split, split, "tensor split_size_or_sections dim*=0"), (torch.chunk, chunk, "input chunks dim*=0"),
     (torch.tensor_split, tensor_split, "input indices_or_sections dim*=0"),
-    (torch.split_with_sizes, split_with_sizes, "input split_sizes dim*=0"),
+    (
+        torch.split_with_sizes, lambda x, split_sizes, dim=0: split(x, list(split_sizes), dim),
+        "input split_sizes dim*=0",
+    ),
     (torch.hsplit, partial(split_at, 1, 1, torch.hsplit), ""),
     (torch.vsplit, partial(split_at, 2, 0, torch.vsplit), ""),
     (torch.dsplit, partial(split_at, 3, 2, torch.dsplit), ""),
