@@ -1,4 +1,4 @@
-"""A block for the examples that are there: under vmap, so that it means what it means for one example."""
+"""A block for the active examples: under vmap, so that it does what it does for one example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdc.autobatch.ragged_example import DETACHED, RaggedExample
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, Lane, flatten, is_lane, is_tree, lane_of, unflatten
+from tdc.autobatch.values import LEAVES, NUMBER_ASKED, NUMBERS, Lane, flatten, is_lane, lane_of, unflatten
 from tdc.compile._torch.lanes import map_lanes
 from tdc.compile._torch.levels import current_level
 from tdc.compile.upstream import traced
@@ -23,28 +23,38 @@ from tdc.ragged.nested import NestedTensor
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
-    """The tuple that `fn(*args)` returns for each of `count` examples. What is the same for all stays one value."""
-    leaves, spec = flatten(list(args)) if any([is_tree(x) for x in args]) else (args, None)
-    return run_leaves(fn if spec is None else (lambda *own: fn(*unflatten(list(own), spec))), leaves, count)
+    """The tuple that `fn(*args)` returns for each of `count` examples. A result that is equal for all stays one value.
+
+    A block sees one example of a ragged batch, and returns ragged ones of these.
+    """
+    for x in args:  # loops, not comprehensions: a graph is traced through them faster
+        if not isinstance(x, LEAVES):
+            leaves, spec = flatten(list(args))
+            return run_leaves(of_leaves(fn, spec), leaves, count)
+    return run_leaves(fn, args, count)
+
+
+def of_leaves(fn: Callable[..., Any], form: Any) -> Callable[..., Any]:
+    """A function as one of the leaves of its arguments."""
+    return lambda *leaves: fn(*unflatten(list(leaves), form))
 
 
 def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
-    """`run` where no argument is a tree. Of a ragged batch a block sees one example, and what it returns of them is
-    ragged as well."""
+    """`run` of leaves."""
     tensors: list[Tensor] = []
     numbers = False
-    for x in args:  # loops, not comprehensions: a graph is traced through them faster
-        if type(x) is Lane and isinstance(x.data, Tensor):  # not `is_lane`, which is a call more
+    for x in args:
+        if type(x) is Lane and isinstance(x.data, Tensor):
             tensors.append(x.data)
             numbers = numbers or x.number
     if numbers:
-        tensors = data_of([x for x in args if is_lane(x)], args)
+        tensors = data_of(args)
     trees: list[Any] = []
 
     def inner(*given: Tensor) -> Sequence[Any]:
-        out = fn(*(given if len(given) == len(args) else mixed(args, given)))
+        out = fn(*(given if len(given) == len(args) else examples_of(args, given)))
         for x in out:
-            if is_tree(x):
+            if not isinstance(x, LEAVES):
                 leaves, spec = flatten(out)
                 trees.append(spec)
                 for leaf in leaves if traced() else ():
@@ -53,23 +63,39 @@ def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
         return out
 
     found, mapped = map_lanes(inner, tensors, count) if traced() else map_eagerly(inner, tensors, count)
-    leaves: list[Any] = []
+    out: list[Any] = []
     for x, m in zip(found, mapped, strict=True):
-        leaves.append(lane_of(x) if m else lane_of(x.batch) if isinstance(x, RaggedExample) else x)
-    return unflatten(leaves, trees[0]) if trees else leaves
+        out.append(lane_of(x) if m else lane_of(x.batch) if isinstance(x, RaggedExample) else x)
+    return unflatten(out, trees[0]) if trees else out
 
 
-def mixed(args: Sequence[Any], given: Sequence[Tensor]) -> list[Any]:
-    """Arguments with one example of what differs between examples."""
-    parts = iter(given)
-    return [x if type(x) is not Lane else next(parts) if is_lane(x) else example(x) for x in args]
+def examples_of(args: Sequence[Any], given: Sequence[Tensor]) -> list[Any]:
+    """Arguments with one example of each lane; `given` are those of dense ones."""
+    out: list[Any] = []
+    k = 0
+    for x in args:
+        if type(x) is Lane and isinstance(x.data, Tensor):
+            out.append(given[k])
+            k += 1
+        else:
+            out.append(RaggedExample(x.data, current_level()) if type(x) is Lane else x)
+    return out
+
+
+def data_of(args: Sequence[Any]) -> list[Tensor]:
+    """The tensors of lanes. Floats of Python are as wide as the widest tensor, so that they widen none."""
+    tensors = [x.data if type(x) is Lane else x for x in args if not (type(x) is Lane and x.number)]
+    wide = any([isinstance(x, (Tensor, NestedTensor)) and x.dtype == torch.float64 for x in tensors])
+    dtype = torch.float64 if wide else torch.get_default_dtype()
+    lanes = [x for x in args if is_lane(x)]
+    return [x.data.to(dtype) if x.number and x.data.is_floating_point() else x.data for x in lanes]
 
 
 def map_eagerly(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> Any:
-    """`map_lanes`, which says what to write instead of what vmap has not.
+    """`map_lanes` with an error that names what to write instead of code that vmap refuses.
 
     Raises:
-        UnsupportedError: as `SAID` has it; an object among the results that has tensors of one example inside.
+        UnsupportedError: as `SAID` has it; an object among the results holds tensors of one example.
     """
     try:
         found, mapped = map_lanes(fn, tensors, count)
@@ -85,12 +111,8 @@ def map_eagerly(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], cou
 
 
 def refuse_fields(x: Any) -> None:
-    """Refuse a dataclass that has tensors of one example inside: a graph is traced through no search for these.
-
-    Raises:
-        UnsupportedError: it has.
-    """
-    if is_tree(x) and is_dataclass(x):
+    """Refuse a dataclass with a tensor of one example among its fields; `holds_example` cannot be traced."""
+    if not isinstance(x, LEAVES) and is_dataclass(x):
         for name in x.__dataclass_fields__:
             value = getattr(x, name)
             if isinstance(value, RaggedExample) or (isinstance(value, Tensor) and is_batched(value)):
@@ -98,7 +120,7 @@ def refuse_fields(x: Any) -> None:
 
 
 def of_object(name: str) -> UnsupportedError:
-    """The error for an object of some class that leaves its block with tensors of one example."""
+    """The error for an object of a class that leaves its block with tensors of one example."""
     got = f"a {name} that has such a tensor inside, and is needed behind a test or in a loop"
     hint = "make it again where it is used, or keep its tensors in a tuple, dict or TensorDict"
     return UnsupportedError(message(OP, "tensors of an example in trees", got, hint=hint))
@@ -108,8 +130,7 @@ PLAIN = (*NUMBERS, str, bytes, type(None), type, ModuleType, torch.nn.Module, to
 
 
 def holds_example(x: Any, depth: int = 5) -> bool:
-    """Whether an object, such as a function or an iterator, has a tensor of one example inside: behind the block it
-    would stand for other examples."""
+    """True if an object, such as a function or an iterator, holds a tensor of one example."""
     if isinstance(x, Tensor):
         return is_batched(x)
     if isinstance(x, RaggedExample) or depth == 0 or isinstance(x, PLAIN):
@@ -124,7 +145,7 @@ NO_NUMBER = (
     *NUMBER_ASKED,
     "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(x.size(0)), x.new_zeros(...) for torch.zeros",
 )  # fmt: skip
-SAID = (  # what is in torch's message, and what ours says
+SAID = (  # a part of torch's message, and ours
     ("calling .item()", *NO_NUMBER),
     ("doesn't have storage", *NO_NUMBER),
     (
@@ -145,17 +166,3 @@ SAID = (  # what is in torch's message, and what ours says
         "call it on the whole batch, outside",
     ),
 )  # fmt: skip
-
-
-def example(x: Lane) -> RaggedExample:
-    """One example of a ragged batch."""
-    return RaggedExample(x.data, current_level())
-
-
-def data_of(lanes: Sequence[Lane], args: Sequence[Any]) -> list[Tensor]:
-    """The tensors of lanes. Floats that differ between examples are as wide as the widest tensor, so that none is
-    widened."""
-    tensors = [x.data if type(x) is Lane else x for x in args if not (type(x) is Lane and x.number)]
-    wide = any([isinstance(x, (Tensor, NestedTensor)) and x.dtype == torch.float64 for x in tensors])
-    dtype = torch.float64 if wide else torch.get_default_dtype()
-    return [x.data.to(dtype) if x.number and x.data.is_floating_point() else x.data for x in lanes]

@@ -1,8 +1,4 @@
-"""From the syntax tree of a function to its control tree.
-
-What cannot stay in a block is lifted out in front of the statement: calls of other functions of `batch`, and the arms
-of `and`, `or` and `if else` that must not run for every example, such as `n > 0 and x[n] > 1`.
-"""
+"""From the syntax tree of a function to its control tree."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ import ast
 import sys
 from typing import Any
 
-from tdc.autobatch.comprehensions import as_loop, is_loop, with_lists
 from tdc.autobatch.hoist import Hoist
+from tdc.autobatch.lift import Lift, in_block, shown
 from tdc.autobatch.refused import check, refusal
-from tdc.autobatch.source import HELPERS, Source, located
-from tdc.autobatch.syntax import InBlock, Site, call_helper, load, risky, runs, store, subscript_target
+from tdc.autobatch.source import Source, located
+from tdc.autobatch.syntax import InBlock, Site, load, runs, store, subscript_target
 from tdc.autobatch.tree import (
+    INDENT,
     ITEM,
     TEMPORARY,
     Append,
@@ -29,11 +26,12 @@ from tdc.autobatch.tree import (
     Value,
     Walk,
     While,
-)
-from tdc.autobatch.within import OUTSIDE, SEVERAL, Entered
+)  # fmt: skip
 from tdc.core.errors import UnsupportedError
 
 WALKS = ("enumerate", "zip", "reversed", "range")
+BRANCHES = (ast.If, ast.While, ast.For, ast.Return, ast.Break, ast.Continue, ast.Match)
+SEVERAL, OUTSIDE = "a block with several ways through it", "put the control flow outside"
 REFUSED: dict[type, str] = {
     ast.With: f"{SEVERAL} in `with`: {OUTSIDE}",
     ast.Try: "`try`: errors are for all examples at once",
@@ -58,22 +56,18 @@ class Builder:
     Args:
         source: of the function.
         names: its local names.
-        site: whether a call is one of a function of `batch`.
-        product: whether a call is one of a linear layer.
+        site: True of a call of a function of `batch`.
+        product: True of a call of a linear layer.
         differing: names whose values may differ between examples; comprehensions along these are loops.
 
     Raises:
-        UnsupportedError: code that changes objects, prints or waits; methods refuse what else has no meaning here.
+        UnsupportedError: code that changes objects, prints or waits; methods refuse other code without a meaning here.
     """
 
     def __init__(
         self, source: Source, names: frozenset[str], site: Site, product: Site, differing: frozenset[str] = frozenset()
     ) -> None:
-        self.source = source
-        self.differing = differing
-        self.names = names
-        self.site = site
-        self.product = product
+        self.source, self.names, self.site, self.product, self.differing = source, names, site, product, differing
         self.temporaries = 0
         check(source, names)
 
@@ -84,13 +78,10 @@ class Builder:
         self.temporaries += 1
         return f"{TEMPORARY}{self.temporaries}"
 
-    def is_local(self, name: str) -> bool:
-        return name in self.names or name.startswith(TEMPORARY)
-
     # -- statements
 
     def nodes(self, stmts: list[ast.stmt]) -> list[Node]:
-        """The nodes of statements; what follows a return, break or continue is never reached."""
+        """The nodes of statements up to the first return, break or continue."""
         out: list[Node] = []
         for stmt in stmts:
             self.statement(stmt, out)
@@ -100,38 +91,36 @@ class Builder:
 
     def statement(self, stmt: ast.stmt, out: list[Node]) -> None:
         """Add one statement to nodes."""
-        found = REFUSED.get(type(stmt))
+        found, line = REFUSED.get(type(stmt)), stmt.lineno
         if isinstance(stmt, ast.With) and not any(isinstance(n, BRANCHES) for s in stmt.body for n in ast.walk(s)):
-            self.within(stmt, out)
+            self.with_block(stmt, out)
         elif found is not None:
             text, _, hint = found.partition(": ")
             raise self.refuse(stmt, text, hint)
         elif isinstance(stmt, ast.If):
             test = self.value(stmt.test, out)
-            out.append(If(test, self.nodes(stmt.body), self.nodes(stmt.orelse), stmt.lineno))
+            out.append(If(line, test, self.nodes(stmt.body), self.nodes(stmt.orelse)))
         elif isinstance(stmt, ast.While):
             pre: list[Node] = []
             test = self.value(stmt.test, pre)
-            body, orelse = self.nodes(stmt.body), self.nodes(stmt.orelse)
-            out.append(While(pre, test, body, orelse, stmt.lineno))
+            out.append(While(line, self.nodes(stmt.body), self.nodes(stmt.orelse), pre, test))
         elif isinstance(stmt, ast.For):
             self.names_only("for", stmt.target)
             walk = self.walk(stmt.iter, out)
-            given = located(ast.Assign([stmt.target], load(ITEM)), stmt.target)
-            assign = in_block(given)
+            assign = in_block(located(ast.Assign([stmt.target], load(ITEM)), stmt.target))
             hoist = Hoist(stmt, self.site, self.product, self.temporary)
             body = self.nodes(hoist.body(stmt.body))
             for ahead in hoist.ahead:
                 self.add(in_block(ahead), [assign])
-            out.append(For(walk, assign, body, self.nodes(stmt.orelse), stmt.lineno))
+            out.append(For(line, body, self.nodes(stmt.orelse), walk, assign))
         elif isinstance(stmt, (ast.Break, ast.Continue)):
-            out.append(Exit(type(stmt).__name__.lower(), stmt.lineno))
+            out.append(Exit(line, type(stmt).__name__.lower()))
         elif isinstance(stmt, ast.Return):
             value = self.value(stmt.value or located(ast.Constant(None), stmt), out)
-            out.append(Exit("return", stmt.lineno, value))
+            out.append(Exit(line, "return", value))
         elif isinstance(stmt, ast.Assert):
             text = ast.unparse(stmt.msg) if stmt.msg else ast.unparse(stmt.test)
-            out.append(Assert(self.value(stmt.test, out), text, stmt.lineno))
+            out.append(Assert(line, self.value(stmt.test, out), text))
         elif isinstance(stmt, ast.Match):
             self.match(stmt, out)
         elif isinstance(stmt, ast.Expr):
@@ -140,41 +129,87 @@ class Builder:
             self.assignment(stmt, out)
 
     def names_only(self, word: str, target: ast.expr) -> None:
-        """Refuse elements that a statement sets in passing."""
+        """Refuse elements as targets of a `for` or `with`."""
         for leaf in leaves(target):
             if not isinstance(leaf, ast.Name):
                 text = f"an element that a `{word}` sets, {ast.unparse(leaf)!r},"
                 raise self.refuse(leaf, text, "set a name, and give the element its value behind")
 
-    def within(self, stmt: ast.With, out: list[Node]) -> None:
-        """The statements of a `with`, which mean what they mean outside."""
-        pre: list[Node] = []
+    def with_block(self, stmt: ast.With, out: list[Node]) -> None:
+        """The statements of a `with`: each block enters it for itself, and so do the values that other nodes need.
+
+        with torch.no_grad():           with torch.no_grad():
+            y = x * 2                       y = x * 2
+            out.append(y + 1)               __v1 = y + 1
+            y = y * 3                   append __v1 to out
+                                        with torch.no_grad():
+                                            y = y * 3
+        """
         for item in stmt.items:
             if item.optional_vars is not None:
                 self.names_only("with", item.optional_vars)
-            item.context_expr = Lift(self, pre).visit(item.context_expr)
-        for node in pre:
-            self.add(node, out)
+            item.context_expr = self.lifted(item.context_expr, out)
         head = shown(located(ast.With(stmt.items, []), stmt))
         stmt.items = [InBlock().visit(item) for item in stmt.items]
-        for node in Entered(self.source, stmt, head, self.temporary).nodes(self.nodes(stmt.body)):
+        for node in self.entered(stmt, head, self.nodes(stmt.body)):
             self.add(node, out)
+
+    def entered(self, stmt: ast.With, head: str, body: list[Node]) -> list[Node]:
+        """Nodes that enter a `with`, whose first line is `head`.
+
+        Raises:
+            UnsupportedError: a loop, or a call of another function of `batch`.
+        """
+        out: list[Node] = []
+        inside: list[Block] = []
+
+        def close() -> None:
+            if inside:
+                text = [head, *[INDENT + line for block in inside for line in block.text]]
+                whole = located(ast.With(stmt.items, [s for block in inside for s in block.body]), stmt)
+                out.append(Block(stmt.lineno, [whole], text))
+                inside.clear()
+
+        def named(value: Value) -> Value:
+            name = self.temporary()
+            assign = located(ast.Assign([store(name)], value.expr), value.expr)
+            inside.append(Block(value.line, [assign], [f"{name} = {value.text}"]))
+            close()
+            return Value(located(load(name), value.expr), value.line, name)
+
+        for node in body:
+            if isinstance(node, Block):
+                inside.append(node)
+            elif isinstance(node, Append):
+                out.append(Append(node.line, node.name, named(node.value)))
+            elif isinstance(node, Assert):
+                out.append(Assert(node.line, named(node.test), node.text))
+            elif isinstance(node, If):
+                test = named(node.test)
+                arms = [self.entered(stmt, head, arm) for arm in (node.then, node.orelse)]
+                out.append(If(node.line, test, arms[0], arms[1]))
+            else:
+                text = "a call of a function of tdc.batch" if isinstance(node, Call) else SEVERAL
+                raise self.refuse(stmt, f"{text} in `with`", OUTSIDE)
+        close()
+        return out
 
     def expression(self, stmt: ast.Expr, out: list[Node]) -> None:
         """A statement that is an expression: a docstring, or `name.append(value)`."""
         call = stmt.value
         if isinstance(call, ast.Constant):
             return
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and len(call.args) == 1:
-            owner = call.func.value
-            if call.func.attr == "append" and isinstance(owner, ast.Name) and self.is_local(owner.id):
-                out.append(Append(owner.id, self.value(call.args[0], out), stmt.lineno))
+        func = call.func if isinstance(call, ast.Call) and len(call.args) == 1 else None
+        if isinstance(call, ast.Call) and isinstance(func, ast.Attribute) and func.attr == "append":
+            owner = func.value.id if isinstance(func.value, ast.Name) else ""
+            if owner in self.names or owner.startswith(TEMPORARY):
+                out.append(Append(stmt.lineno, owner, self.value(call.args[0], out)))
                 return
         text = f"an expression whose value is not used, {ast.unparse(call)[:40]!r},"
         raise self.refuse(stmt, text, "assign the result to a name, or leave it out")
 
     def assignment(self, stmt: ast.stmt, out: list[Node]) -> None:
-        """Assignments, functional: `x += e` and `x[i] = e` give the name a new value."""
+        """Assignments out of place: `x += e` and `x[i] = e` assign the name a new value."""
         if isinstance(stmt, ast.AugAssign):
             target: Any = stmt.target
             if isinstance(target, ast.Name):
@@ -185,44 +220,41 @@ class Builder:
             read: Any = ast.parse(ast.unparse(target), mode="eval").body
             value = located(ast.BinOp(read, stmt.op, stmt.value), stmt)
             located(read, stmt)
-            self.assignment(located(ast.Assign([target], value), stmt), out)
-        elif isinstance(stmt, ast.AnnAssign):
-            if stmt.value is not None:
-                self.assignment(located(ast.Assign([stmt.target], stmt.value), stmt), out)
+            self.assign(located(ast.Assign([target], value), stmt), out)
+        elif isinstance(stmt, ast.AnnAssign) and stmt.value is not None:
+            self.assign(located(ast.Assign([stmt.target], stmt.value), stmt), out)
         elif isinstance(stmt, ast.Assign):
             self.assign(stmt, out)
-        elif not isinstance(stmt, ast.Pass):
+        elif not isinstance(stmt, (ast.Pass, ast.AnnAssign)):
             raise self.refuse(stmt, f"`{type(stmt).__name__.lower()}`", "write it for all examples, outside")
 
     def assign(self, stmt: ast.Assign, out: list[Node]) -> None:
-        """`targets = value`, an element or a slice among the targets by way of a temporary name."""
+        """`targets = value`, where elements or slices are among the targets by way of a temporary name."""
+        target = stmt.targets[0]
         if all(isinstance(t, ast.Name) for target in stmt.targets for t in leaves(target)):
             self.plain(stmt, out)
-            return
-        if len(stmt.targets) == 1 and isinstance(stmt.targets[0], ast.Subscript):
-            target = stmt.targets[0]
+        elif len(stmt.targets) == 1 and isinstance(target, ast.Subscript):
             if any(isinstance(n, ast.NamedExpr) for n in ast.walk(target)):  # the value comes first
                 stmt.value = self.kept(stmt.value, out)
             if isinstance(target.value, ast.Subscript):
                 self.once(target, out)
-            name, value = subscript_target(stmt.targets[0], stmt.value)
+            name, value = subscript_target(target, stmt.value)
             if name not in self.names:
                 raise self.refuse(stmt, f"an element of {name!r}, which is not local,", "give it a local name first")
             self.plain(located(ast.Assign([store(name)], value), stmt), out)
-            return
-        whole = self.temporary()
-        self.plain(located(ast.Assign([store(whole)], stmt.value), stmt), out)
-        for target in stmt.targets:
-            self.unpack(target, load(whole), stmt, out)
+        else:
+            whole = self.kept(stmt.value, out, stmt)
+            for part in stmt.targets:
+                self.unpack(part, whole, stmt, out)
 
-    def kept(self, expr: ast.expr, out: list[Node]) -> ast.expr:
+    def kept(self, expr: ast.expr, out: list[Node], at: ast.AST | None = None) -> ast.Name:
         """A name for the value of an expression."""
         name = self.temporary()
-        self.plain(located(ast.Assign([store(name)], expr), expr), out)
-        return located(load(name), expr)
+        self.plain(located(ast.Assign([store(name)], expr), at or expr), out)
+        return located(load(name), at or expr)
 
     def once(self, target: ast.Subscript, out: list[Node]) -> None:
-        """Give names to what the indices of a target call: it is both read and set, but computed once."""
+        """Name the calls in the indices of a target, which is both read and set: they run once."""
         if isinstance(target.value, ast.Subscript):
             self.once(target.value, out)
         target.slice = self.index_once(target.slice, out)
@@ -240,24 +272,28 @@ class Builder:
 
     def unpack(self, target: ast.expr, value: ast.expr, stmt: ast.stmt, out: list[Node]) -> None:
         """One target of several."""
-        if isinstance(target, (ast.Tuple, ast.List)):
-            names = [self.temporary() for _ in target.elts]
-            stars = [isinstance(t, ast.Starred) for t in target.elts]
-            parts = zip(names, stars, strict=True)
-            new: Any = [ast.Starred(store(n), ast.Store()) if s else store(n) for n, s in parts]
-            self.plain(located(ast.Assign([ast.Tuple(new, ast.Store())], value), stmt), out)
-            for part, name in zip(target.elts, names, strict=True):
-                self.unpack(part.value if isinstance(part, ast.Starred) else part, load(name), stmt, out)
-        else:
+        if not isinstance(target, (ast.Tuple, ast.List)):
             self.assign(located(ast.Assign([target], value), stmt), out)
+            return
+        names = [self.temporary() for _ in target.elts]
+        parts = [t.value if isinstance(t, ast.Starred) else t for t in target.elts]
+        stars = [part is not t for part, t in zip(parts, target.elts, strict=True)]
+        new: Any = [ast.Starred(store(n), ast.Store()) if s else store(n) for n, s in zip(names, stars, strict=True)]
+        self.plain(located(ast.Assign([ast.Tuple(new, ast.Store())], value), stmt), out)
+        for part, name in zip(parts, names, strict=True):
+            self.unpack(part, load(name), stmt, out)
 
     def plain(self, stmt: ast.stmt, out: list[Node]) -> None:
         """A statement for the block at the end of `out`, or for a new one."""
+        self.add(in_block(self.lifted(stmt, out)), out)
+
+    def lifted(self, code: Any, out: list[Node]) -> Any:
+        """Code without the parts that need nodes of their own, which are added to `out`."""
         pre: list[Node] = []
-        stmt = Lift(self, pre).visit(stmt)
+        found = Lift(self, pre).visit(code)
         for node in pre:
             self.add(node, out)
-        self.add(in_block(stmt), out)
+        return found
 
     def add(self, node: Node, out: list[Node]) -> None:
         if isinstance(node, Block) and out and isinstance(out[-1], Block):
@@ -269,20 +305,17 @@ class Builder:
     def match(self, stmt: ast.Match, out: list[Node]) -> None:
         """`match` on a Python value, as a chain of ifs; patterns are constants, dotted names, `_` and `|`."""
         subject = self.temporary()
-        self.assignment(located(ast.Assign([store(subject)], stmt.subject), stmt), out)
+        self.assign(located(ast.Assign([store(subject)], stmt.subject), stmt), out)
         chain: list[ast.stmt] = []
         for case in reversed(stmt.cases):
             test = self.pattern(case.pattern, subject)
             if case.guard is not None:
                 test = case.guard if test is None else ast.BoolOp(ast.And(), [test, case.guard])
-            if test is None:
-                chain = case.body
-            else:
-                chain = [located(ast.If(test, case.body, chain), case.body[0])]
+            chain = case.body if test is None else [located(ast.If(test, case.body, chain), case.body[0])]
         out += self.nodes(chain)
 
     def pattern(self, pattern: ast.pattern, subject: str) -> ast.expr | None:
-        """The test that a pattern stands for; None for `_`."""
+        """The test of a pattern; None for `_`."""
         if isinstance(pattern, ast.MatchValue):
             return ast.Compare(load(subject), [ast.Eq()], [pattern.value])
         if isinstance(pattern, ast.MatchSingleton):
@@ -297,48 +330,28 @@ class Builder:
     # -- expressions
 
     def value(self, expr: ast.expr, out: list[Node]) -> Value:
-        """An expression; what must be lifted out goes to `out` first."""
-        pre: list[Node] = []
-        line = expr.lineno
-        found = Lift(self, pre).visit(expr)
+        """An expression; what is lifted out goes to `out`."""
+        line, found = expr.lineno, self.lifted(expr, out)
         text = shown(found)
-        for node in pre:
-            self.add(node, out)
         return Value(InBlock().visit(found), line, text)
 
     def walk(self, expr: ast.expr, out: list[Node]) -> Walk:
-        """What a `for` walks along."""
-        if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id in WALKS:
-            kind = expr.func.id
-            if kind not in self.names and not any(isinstance(a, ast.Starred) for a in expr.args):
-                if any(k.arg == "strict" and getattr(k.value, "value", True) for k in expr.keywords):
-                    raise self.refuse(expr, "zip(strict=True)", "leave out strict: the shortest ends the walk")
-                given: list[ast.expr] = [*expr.args, *[k.value for k in expr.keywords if k.arg != "strict"]]
-                if kind in ("range",) or (kind == "enumerate" and len(given) > 1):
-                    head = [self.walk(given[0], out)] if kind == "enumerate" else []
-                    rest = given[1:] if kind == "enumerate" else given
-                    return Walk(kind, [*head, *[Walk("value", [], self.value(a, out)) for a in rest]])
-                return Walk(kind, [self.walk(a, out) for a in given])
-        method = expr.func if isinstance(expr, ast.Call) else None
-        if isinstance(expr, ast.Call) and isinstance(method, ast.Attribute) and method.attr == "unbind":
-            first = all(isinstance(a, ast.Constant) and a.value == 0 for a in expr.args)
-            if first and not expr.keywords:
-                return self.walk(method.value, out)
+        """The iterable of a `for`."""
+        func = expr.func if isinstance(expr, ast.Call) else None
+        kind = func.id if isinstance(func, ast.Name) else ""
+        if not isinstance(expr, ast.Call) or any(isinstance(a, ast.Starred) for a in expr.args):
+            return Walk("value", [], self.value(expr, out))
+        if kind in WALKS and kind not in self.names:
+            if any(k.arg == "strict" and getattr(k.value, "value", True) for k in expr.keywords):
+                raise self.refuse(expr, "zip(strict=True)", "leave out strict: the shortest ends the walk")
+            given: list[ast.expr] = [*expr.args, *[k.value for k in expr.keywords if k.arg != "strict"]]
+            walks = 0 if kind == "range" else 1 if kind == "enumerate" else len(given)  # the others are numbers
+            parts = [self.walk(a, out) for a in given[:walks]]
+            return Walk(kind, [*parts, *[Walk("value", [], self.value(a, out)) for a in given[walks:]]])
+        first = not expr.keywords and all(isinstance(a, ast.Constant) and a.value == 0 for a in expr.args)
+        if isinstance(func, ast.Attribute) and func.attr == "unbind" and first:
+            return self.walk(func.value, out)
         return Walk("value", [], self.value(expr, out))
-
-
-def in_block(stmt: ast.stmt) -> Block:
-    """One statement as a block."""
-    text = shown(stmt).splitlines()
-    return Block([InBlock().visit(stmt)], stmt.lineno, text)
-
-
-def shown(node: ast.AST) -> str:
-    """The text of code, for `tree`."""
-    return ast.unparse(node).replace(f"{HELPERS}.not_", "not ").replace(f"{HELPERS}.", "")
-
-
-BRANCHES = (ast.If, ast.While, ast.For, ast.Return, ast.Break, ast.Continue, ast.Match)
 
 
 def leaves(target: ast.expr) -> list[ast.expr]:
@@ -346,95 +359,3 @@ def leaves(target: ast.expr) -> list[ast.expr]:
     if isinstance(target, (ast.Tuple, ast.List)):
         return [leaf for t in target.elts for leaf in leaves(t)]
     return leaves(target.value) if isinstance(target, ast.Starred) else [target]
-
-
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-class Lift(ast.NodeTransformer):
-    """Lifts what needs a node of its own out of an expression: it goes to `pre`, and the expression reads its name."""
-
-    def __init__(self, builder: Builder, pre: list[Node]) -> None:
-        self.builder = builder
-        self.pre = pre
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
-        return node
-
-    def generic_visit(self, node: Any) -> Any:
-        """Comprehensions stay as they are, too."""
-        return node if isinstance(node, COMPREHENSIONS) else super().generic_visit(node)
-
-    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        if not is_loop(node, self.builder.differing, self.builder.site):
-            return node
-        name = self.builder.temporary()
-        for stmt in as_loop(node, name, self.builder.temporary):
-            self.builder.statement(stmt, self.pre)
-        return located(load(name), node)
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
-        value = self.visit(node.value)
-        self.put(node.target.id, value, self.pre, node)
-        return located(load(node.target.id), node)
-
-    def visit_Call(self, node: ast.Call) -> Any:
-        self.generic_visit(with_lists(node))
-        if not self.builder.site(node):
-            return node
-        if any(k.arg is None for k in node.keywords):
-            raise self.builder.refuse(node, "`**` in a call of a function of tdc.batch", "name the arguments")
-        name = self.builder.temporary()
-        keys: list[ast.expr | None] = [ast.Constant(k.arg) for k in node.keywords]
-        args, named = ast.Tuple(node.args, ast.Load()), ast.Dict(keys, [k.value for k in node.keywords])
-        given = located(ast.Tuple([node.func, args, named], ast.Load()), node)
-        text = shown(node)
-        self.pre.append(Call(name, Value(InBlock().visit(given), node.lineno, text), node.lineno))
-        return located(load(name), node)
-
-    def visit_Compare(self, node: ast.Compare) -> Any:
-        if not any(risky(v, self.builder.site) for v in node.comparators[1:]):
-            return self.generic_visit(node)
-        left = node.left
-        parts: list[ast.expr] = []
-        for op, right in zip(node.ops, node.comparators, strict=True):
-            name = self.builder.temporary()
-            parts.append(ast.Compare(left, [op], [ast.NamedExpr(store(name), right)]))
-            left = load(name)
-        return self.visit_BoolOp(located(ast.BoolOp(ast.And(), parts), node))
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        if not any(risky(v, self.builder.site) for v in node.values[1:]):
-            return self.generic_visit(node)
-        name = self.builder.temporary()
-        self.arm(name, node.values, isinstance(node.op, ast.And), self.pre, node)
-        return located(load(name), node)
-
-    def arm(self, name: str, values: list[ast.expr], both: bool, out: list[Node], at: ast.expr) -> None:
-        """`name = values[0]`, and where that does not decide, the same of the rest."""
-        inner: list[Node] = []
-        self.put(name, Lift(self.builder, inner).visit(values[0]), inner, at)
-        out += inner
-        if values[1:]:
-            rest: list[Node] = []
-            self.arm(name, values[1:], both, rest, at)
-            test: ast.expr = load(name) if both else call_helper("not_", [load(name)])
-            test = located(test, at)
-            out.append(If(Value(test, at.lineno, shown(test)), rest, [], at.lineno))
-
-    def visit_IfExp(self, node: ast.IfExp) -> Any:
-        if not risky(node.body, self.builder.site) and not risky(node.orelse, self.builder.site):
-            return self.generic_visit(node)
-        name, arms = self.builder.temporary(), []
-        test = self.builder.value(node.test, self.pre)
-        for part in (node.body, node.orelse):
-            arm: list[Node] = []
-            self.put(name, Lift(self.builder, arm).visit(part), arm, node)
-            arms.append(arm)
-        self.pre.append(If(test, arms[0], arms[1], node.lineno))
-        return located(load(name), node)
-
-    def put(self, name: str, value: ast.expr, out: list[Node], at: ast.expr) -> None:
-        """`name = value` as a block."""
-        stmt = located(ast.Assign([store(name)], value), at)
-        self.builder.add(in_block(stmt), out)

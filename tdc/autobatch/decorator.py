@@ -30,7 +30,7 @@ from tdc.tensordict.tensordict import TensorDict
 
 
 class Lanes:
-    """A tensor, or tree of tensors, whose first dim counts examples; `tdc.lanes` makes one."""
+    """A tensor, or tree of tensors, whose dim 0 counts examples; `tdc.lanes` makes one."""
 
     __slots__ = ("value",)
 
@@ -42,7 +42,7 @@ class Lanes:
 
 
 def lanes(value: Any) -> Lanes:
-    """Mark an argument of a function of `batch` as a batch: the first dim of its tensors counts examples.
+    """Mark an argument of a function of `batch` as a batch: dim 0 of its tensors counts examples.
 
     Args:
         value: a tensor, or a tree of tensors. NestedTensor, MaskedBatch and TensorDict need no mark.
@@ -65,14 +65,14 @@ def lanes(value: Any) -> Lanes:
 class BatchFunction:
     """A function of one example that also runs on a batch; `batch` makes one.
 
-    A call runs it for all examples where an argument is a batch by its type, else as it is; so modules whose `forward`
-    is one take both. `map` takes plain tensors. As a method it is bound as functions are.
+    A call runs it for all examples where an argument is a batch by its type, else as it is. `map` takes plain tensors.
+    As a method, such as `forward` of a module, it is bound as functions are.
 
     Attributes:
         fn: the function of one example.
         tree: its control tree as text.
         source: the Python code that runs it on a batch in a graph, as text.
-        has_ways: that examples may go different ways through it: it runs under no vmap.
+        has_ways: True: examples may take different branches, so it runs under no vmap.
     """
 
     has_ways = True
@@ -82,39 +82,39 @@ class BatchFunction:
         self.owner: Any = None
         self._source = read(fn, source)
         self._bind = binder(self._source)
-        given = {arg.arg for arg in every_argument(self._source.tree.args)}
-        names, local = candidates(self._source), local_names(self._source)
-        self._given_names = tuple([name for name in names if name.partition(".")[0] in given])
-        self._free_names = tuple([name for name in names if name.partition(".")[0] not in local])
+        given, local = [a.arg for a in every_argument(self._source.tree.args)], local_names(self._source)
+        roots = {name: name.partition(".")[0] for name in candidates(self._source)}
+        self._given_names = tuple([name for name, root in roots.items() if root in given])
+        self._free_names = tuple([name for name, root in roots.items() if root not in local])
         self._programs: dict[Answers, Program] = {}
         self._options = options
         self._drivers = Drivers()
-        self._number = f"{next(NUMBERS)}"  # as text: a graph might take an int for a size
+        self._number = f"{next(NUMBERS)}"  # a str: a graph might make an int a dynamic size
         FUNCTIONS[self._number] = self
         functools.update_wrapper(self, fn)
-        self.__code__ = fn.__code__  # torch.export asks a `forward` where it is
+        self.__code__ = fn.__code__  # torch.export reads that of a `forward`
         self.program(())
 
     def __get__(self, instance: Any, owner: Any = None) -> BatchFunction:
         return self if instance is None else Method(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function of one example as it is, or of a batch where an argument is one."""
+        """Call the function of one example, or run it on a batch where an argument is one."""
         given = args if self.owner is None else (self.owner, *args)
         if not any([is_batch(x) for x in (*args, *kwargs.values())]):
             return self.fn(*given, **kwargs)
         return self._run([as_lanes(x) for x in given], {k: as_lanes(x) for k, x in kwargs.items()})
 
     def map(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> Any:
-        """The function of a batch.
+        """Run the function on a batch.
 
         Args:
-            in_dims: the dim that counts examples, one for all arguments or a tuple with one for each; None for what all
-                examples share. An entry may be a tuple, with one for each part of its argument. Keywords have theirs
-                in front. What is no tensor is shared.
+            in_dims: the dim that counts examples, one for all arguments or a tuple with one for each; None for a shared
+                argument. An entry may be a tuple, with one for each part of its argument. It is 0 of keyword arguments.
+                Arguments that are not tensors are shared.
 
         Raises:
-            ShapeError: a tensor does not have its dim; numbers of examples differ, or are 0; no argument is a batch.
+            ShapeError: a tensor lacks its dim; numbers of examples differ, or are 0; no argument is a batch.
             DtypeError: a dim that is neither an int nor None.
 
         Compile:
@@ -135,24 +135,19 @@ class BatchFunction:
 
     @property
     def source(self) -> str:
-        """The driver that graphs are traced from."""
+        """The driver that graphs are traced from, as text."""
         return driver_text(self.program(()))[0]
 
     def program(self, given: tuple[str, ...]) -> Program:
-        """The program; `given` says which arguments, and attributes of them, are functions of `batch` or layers."""
+        """The program; `given` are the arguments, and attributes of them, that are functions of `batch` or layers."""
         called = self.all_called(given)
-        found = self._programs.get(called)
-        if found is None:
-            found = self._programs[called] = build(self._source, called)
-        return found
+        if called not in self._programs:
+            self._programs[called] = build(self._source, called)
+        return self._programs[called]
 
     def all_called(self, given: tuple[str, ...]) -> Answers:
-        """The same with what globals and closures have now."""
+        """The same with the present globals and closure variables."""
         return frozenset((*given, *answers(self._free_names, free(self._source, self._free_names))))
-
-    def _called(self, values: dict[str, Any]) -> tuple[str, ...]:
-        """Which arguments, and attributes of them, are functions of `batch` or layers."""
-        return answers(self._given_names, values)
 
     def _run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         values = self._bind(*args, **kwargs)
@@ -166,7 +161,7 @@ class BatchFunction:
         return as_result(found, count)
 
     def _run_group(self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...]) -> Any:
-        """What each example returns; `stack` are the functions that are running."""
+        """The results of the examples, eagerly; `stack` are the functions that are running."""
 
         def call(node: Call, group: eager.Group) -> eager.Group:
             callee, args, named = eager.evaluate(node.given, group)
@@ -174,13 +169,14 @@ class BatchFunction:
             found = inner._run_group(bound, len(group), device, (*stack, inner.fn))
             return eager.with_values(group, {node.target: found})
 
+        given = answers(self._given_names, values)
         with self._source.located():
-            return eager.run_function(self.program(self._called(values)).nodes, values, count, call, device)
+            return eager.run_function(self.program(given).nodes, values, count, call, device)
 
     def _run_masked(
         self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...], m: Any, options: Options
     ) -> Any:
-        """The same in a graph, for the examples of a mask; `options` are those of a function that calls this one."""
+        """The same in a graph, for the examples of a mask; `options` are those of the calling function."""
         options = options if self._options == OPTIONS else self._options
 
         def call(given: Any, m: Any, n: int, line: int) -> Any:
@@ -188,16 +184,16 @@ class BatchFunction:
             inner, bound = called(callee, args, named, line, stack)
             return inner._run_masked(bound, n, device, (*stack, inner.fn), m, options)
 
-        run: Callable[..., Any] = getattr(self._drivers, driver_of(self._number, *self._called(values)))
+        run: Callable[..., Any] = getattr(self._drivers, driver_of(self._number, *answers(self._given_names, values)))
         return run(m, count, values, options, call)
 
 
 class Method(BatchFunction):
-    """A function of `batch` as a method of an object. All it has is read from the function: Dynamo knows where that is,
-    and takes in no objects of which it does not (torch 2.13)."""
+    """A function of `batch` as a method of an object. Its attributes are those of the function, whose source Dynamo
+    knows (torch 2.13)."""
 
     def __init__(self, function: BatchFunction, owner: Any) -> None:
-        self._functions = (function,)  # in a tuple: what has a `__get__` Dynamo (torch 2.11) seeks in the class
+        self._functions = (function,)  # in a tuple: Dynamo (torch 2.11) looks for an object with `__get__` in the class
         self.owner = owner
 
     def __getattr__(self, name: str) -> Any:
@@ -205,7 +201,7 @@ class Method(BatchFunction):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Without `self`, as of a method."""
+        """The signature without `self`."""
         whole = python_signature(self.fn)
         return whole.replace(parameters=[*whole.parameters.values()][1:])
 
@@ -214,22 +210,22 @@ FUNCTIONS: WeakValueDictionary[str, BatchFunction] = WeakValueDictionary()  # by
 
 
 class Drivers:
-    """The drivers of a function, each an attribute: Dynamo reads these when it comes to them."""
+    """The drivers of a function as attributes, which Dynamo reads when it needs them."""
 
 
 @constant
 def driver_of(number: str, *given: str) -> str:
-    """The name of the driver of a function, which is written while a graph is traced."""
+    """The name of the driver of a function, which is made while a graph is traced."""
     function = FUNCTIONS[number]
     load_decompositions()
     name = "driver_" + "_".join(sorted(function.all_called(given))).replace(".", "_")
-    if not hasattr(function._drivers, name):  # Dynamo may trace a call again, and wants to see the same code
+    if not hasattr(function._drivers, name):  # if Dynamo traces a call again, it must find the same code
         setattr(function._drivers, name, driver(function.program(given)))
     return name
 
 
 def called(callee: Any, args: Any, named: Any, line: int, stack: tuple[Any, ...]) -> tuple[BatchFunction, Any]:
-    """A function of `batch` that is called, with its arguments by name.
+    """A called function of `batch`, with its arguments by name.
 
     Raises:
         StructureError: it differs between examples.
@@ -247,7 +243,7 @@ def called(callee: Any, args: Any, named: Any, line: int, stack: tuple[Any, ...]
 
 
 def answers(names: tuple[str, ...], values: dict[str, Any]) -> tuple[str, ...]:
-    """The names of functions of `batch`, and those of linear layers, marked as such."""
+    """The names of functions of `batch`, and those of linear layers with `LAYER` after them."""
     found = [(name, resolved(name, values)) for name in names]
     layers = [name + LAYER for name, x in found if type(x) is torch.nn.Linear and not has_hooks(x)]
     return (*[name for name, x in found if as_batch_function(x) is not None], *layers)
@@ -261,7 +257,7 @@ def as_batch_function(x: Any) -> BatchFunction | None:
 
 
 def is_batch(x: Any) -> bool:
-    """Whether an argument is a batch by its type."""
+    """True of an argument that is a batch by its type."""
     if isinstance(x, TensorDict):
         return len(x._size) > 0
     if isinstance(x, Lanes):
@@ -272,9 +268,7 @@ def is_batch(x: Any) -> bool:
 
 
 def as_lanes(x: Any) -> Any:
-    """An argument with lanes for batches; what is none is shared."""
-    if isinstance(x, Lanes):
-        return along(x.value, 0)
+    """An argument with lanes for batches; anything else is shared."""
     if isinstance(x, (tuple, list, dict)) and is_batch(x):
         return map_leaves(lambda leaf: along(leaf, 0) if is_batch(leaf) else leaf, x)
     return along(x, 0) if is_batch(x) else x
@@ -284,8 +278,8 @@ def along(x: Any, dim: Any) -> Any:
     """An argument with lanes for its tensors, along a dim.
 
     Raises:
-        ShapeError: a tensor does not have the dim, or a ragged batch has its examples along another.
-        DtypeError: the dim is neither an int nor None nor, for a tuple or list, one for each of its parts.
+        ShapeError: a tensor lacks the dim, or a ragged batch has its examples along another.
+        DtypeError: the dim is neither an int nor None nor, for a tuple or list, one for each part.
     """
     if isinstance(x, Tensor) and type(dim) is int:  # first, since most arguments are
         return lane(x, dim)
@@ -310,7 +304,7 @@ def along(x: Any, dim: Any) -> Any:
 
 
 def lane(leaf: Any, dim: int) -> Any:
-    """A leaf with its examples in front."""
+    """A leaf as a lane, whose dim 0 counts examples."""
     if isinstance(leaf, Lanes):
         return along(leaf.value, 0)
     if not isinstance(leaf, Tensor) and not is_ragged(leaf):
@@ -319,30 +313,18 @@ def lane(leaf: Any, dim: int) -> Any:
         hint = "None in in_dims for what all examples share"
         raise ShapeError(message(OP, "a tensor with a dim for the examples", describe(leaf), hint=hint))
     dim = normal_dim(dim, leaf.ndim, OP) if dim else 0
-    if not is_ragged(leaf):
-        return lane_of(leaf.movedim(dim, 0) if dim else leaf)
-    return lane_of(examples_in_front(leaf, dim))
-
-
-def examples_in_front(x: Any, dim: int) -> Any:
-    """A ragged batch, packed, with its examples as dim 0.
-
-    Raises:
-        ShapeError: another dim counts them.
-    """
-    packed = x.to_packed() if isinstance(x, MaskedBatch) else x
-    batch_dim = packed.structure.batch_dim
-    if dim != batch_dim:
-        got, hint = f"dim {dim} of {describe(x)}", f"in_dims={batch_dim} for it"
+    packed: Any = leaf.to_packed() if isinstance(leaf, MaskedBatch) else leaf
+    if is_ragged(leaf) and dim != packed.structure.batch_dim:
+        got, hint = f"dim {dim} of {describe(leaf)}", f"in_dims={packed.structure.batch_dim} for it"
         raise ShapeError(message(OP, "the dim of a ragged batch that counts its examples", got, hint=hint))
-    return packed if dim == 0 else packed.movedim(dim, 0)
+    return lane_of(packed.movedim(dim, 0) if dim else packed)
 
 
 def count_of(values: dict[str, Any]) -> tuple[int, Any]:
-    """How many examples there are, and where their tensors are.
+    """The number of examples, and the device of their tensors.
 
     Raises:
-        ShapeError: no argument is a batch, arguments have different numbers of examples, or there are none.
+        ShapeError: no argument is a batch, arguments have different numbers of examples, or 0.
     """
     counts: list[tuple[str, Any]] = []
     device: Any = None
@@ -376,40 +358,40 @@ def batch(
 def batch(fn: Any = None, *, max_iters: int | None = None, lower: str = "auto", source: str | None = None) -> Any:
     """Let a function that is written for one example run on a batch, control flow included.
 
-    `f(x)` of one example is the function as it is. `f(x)` where an argument is a batch by its type (NestedTensor,
-    MaskedBatch, TensorDict, or marked by `tdc.lanes`) runs it for all examples, as does `f.map(x, in_dims=0)` for
-    plain tensors. Each example gets what it would get alone: its own way through `if`, `while`, `for`, `break`,
-    `continue` and `return`, and its gradient. A method, such as `forward` of a module, is decorated as a function is.
+    `f(x)` of one example runs the function as it is. `f(x)` of a batch by its type (NestedTensor, MaskedBatch,
+    TensorDict, or marked by `tdc.lanes`) runs it for all examples, as does `f.map(x, in_dims=0)` of plain tensors. Each
+    example gets the result and the gradient that it gets alone: it takes its own branch at each `if`, and its own
+    number of rounds, with `break`, `continue` and `return`. Methods, such as `forward`, are decorated as functions are.
 
     Shapes:
         `(B, ...)` for each argument that is a batch `->` `(B, ...)` for each tensor and number of the result.
 
     Dtypes:
-        Numbers of Python that differ between examples are int64, bool, or floats as wide as the tensors that they
-        meet; among results they are tensors.
+        Python numbers that differ between examples are int64, bool, or floats as wide as the tensors that they meet;
+        among results they are tensors.
 
     Args:
-        fn: the function. What it cannot say is refused when it is decorated, with file and line.
-        max_iters: how many rounds a `while` has at most where it is unrolled. A compiled training step (`lower="auto"`,
-            gradients on) unrolls loops of at most 32.
-        lower: how a graph holds loops: "auto" (`scan`, `while_loop`, or unrolled as `max_iters` says), "while" (always
-            `while_loop`) or "unroll" (always unrolled; a `while` then needs `max_iters`). Functions that it calls do
-            the same where they say nothing themselves. Eager code does not use it.
+        fn: the function. Code that cannot be batched is refused when it is decorated, with file and line.
+        max_iters: the number of rounds that a `while` has at most where it is unrolled. A compiled training step
+            (`lower="auto"`, gradients on) unrolls loops of at most 32.
+        lower: how a graph holds loops: "auto" (`scan`, `while_loop`, or unrolled up to `max_iters`), "while" (always
+            `while_loop`) or "unroll" (always unrolled; a `while` then needs `max_iters`). Called functions without
+            options of their own do the same. Eager code does not use it.
         source: the text of the function, where Python cannot read it: in `exec` and in a bare interpreter.
 
     Returns:
         A `BatchFunction`, with `fn`, `map`, `tree` and `source`.
 
     Raises:
-        DtypeError: `fn` is no Python function; `max_iters` is no int, `lower` no str.
+        DtypeError: `fn` is not a Python function, `max_iters` not an int, or `lower` not a str.
         ShapeError: `max_iters` is below 1.
-        StructureError: no such `lower`; a name is read that some examples gave no value.
+        StructureError: an unknown `lower`; a name is read that some examples did not assign.
         UnsupportedError: code that has no meaning for a batch (see docs/batch.md), or whose source cannot be read.
 
     Compile:
-        `torch.compile(f.map, fullgraph=True)`, or any compiled function that calls `f`: one graph, whatever the data
-        says, for all numbers of examples and all lengths. Loops in loops, early returns and calls of other functions of
-        `batch` included; differentiable. A list that grows in a `while` needs `max_iters`.
+        `torch.compile(f.map, fullgraph=True)`, or any compiled function that calls `f`: one graph for all data, numbers
+        of examples and lengths, with nested loops, early returns and calls of other functions of `batch`;
+        differentiable. A list that grows in a `while` needs `max_iters`.
 
     Example:
         >>> @batch
@@ -435,13 +417,9 @@ LOWERINGS = ("auto", "while", "unroll")
 
 
 def check_options(max_iters: Any, lower: Any) -> None:
-    """
-    Raises:
-        DtypeError, ShapeError, StructureError: as `batch`.
-    """
+    """Raise DtypeError, ShapeError or StructureError for wrong options of `batch`."""
     if not isinstance(lower, str):
-        got, hint = describe(lower), 'lower="auto"'
-        raise DtypeError(message(OP, "the name of a lowering", got, hint=hint))
+        raise DtypeError(message(OP, "the name of a lowering", describe(lower), hint='lower="auto"'))
     if lower not in LOWERINGS:
         raise StructureError(message(OP, f"a lowering among {', '.join(LOWERINGS)}", repr(lower), hint='lower="auto"'))
     if max_iters is not None and (not isinstance(max_iters, int) or isinstance(max_iters, bool)):

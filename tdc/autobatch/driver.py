@@ -1,7 +1,7 @@
-"""The source of a driver: a control tree as Python code whose masks and loops `lowered` has.
+"""The source of a driver: a control tree as Python code that calls `lowered` and `loops`.
 
 Compiled code cannot part the examples, so a driver runs each statement for all of them and keeps, for each way through
-the function, who goes there. A piece of it, for `if x > 0: y = log(x)` with `y` read later:
+the function, a mask of the examples that take it. For `if x > 0: y = log(x)` with `y` read later:
 
     t1 = decide(f1, (v_x,), n)
     a1, b1 = split(m, t1)
@@ -16,11 +16,11 @@ the function, who goes there. A piece of it, for `if x > 0: y = log(x)` with `y`
         e1.append((b1, (v_y,)))
     (v_y,) = joined(('y',), m, t1, e1)
 
-Where somebody leaves on the way, `meet` also says who is left. Only names that are read before all are together again
-are filled by `enter`; examples that are not there for good (`whole` is false) get all of them behind the branch.
+With an early exit, `meet` also returns the mask of the examples that are left. Only names that are read before all
+examples are together again are filled by `enter`; where some are inactive (`whole` is false) all are filled after it.
 
 A loop is a function of one round, which `loops` runs unrolled, or hands to `while_loop` or `scan`. In a round of a loop
-in a graph, an inner loop is one round, too: `resume` lets those join who wait in it since the round before.
+in a graph, an inner loop is one round, too: `resume` adds the examples that wait in it since the round before.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tdc.autobatch.flow import blocks_of, every, passes, values_of
-from tdc.autobatch.reads import even_lists, loops_in, needed, read_in, reads_of, simple, some, variables, written
+from tdc.autobatch.flow import EXITS, even_lists, is_simple, loops_in, needed, passes, read_in, tested, written
 from tdc.autobatch.syntax import may_fail
 from tdc.autobatch.tree import (
     INDENT,
@@ -43,15 +42,25 @@ from tdc.autobatch.tree import (
     Exit,
     For,
     If,
+    Loop,
+    Names,
     Node,
     Value,
     While,
+    blocks_of,
+    every,
     leaves_early,
+    values_of,
 )  # fmt: skip
-from tdc.autobatch.tree import Names as NameSet
 
 Pieces = dict[str, Callable[..., Any]]
-VALUES, ROUNDS = "__walk", "__rounds"  # begin the names of what an inner walk keeps for those who wait in its loop
+VALUES, ROUNDS = "__walk", "__rounds"  # prefixes of names that an inner walk keeps for examples that wait in its loop
+
+
+def variables(names: Iterable[str], wanted: Names | None = None) -> str:
+    """A tuple of variables, as a value or as a target; those that are not wanted as UNDEFINED."""
+    found = [f"v_{name}, " if wanted is None or name in wanted else "UNDEFINED, " for name in names]
+    return "(" + "".join(found).rstrip() + ")"
 
 
 class Writer:
@@ -63,20 +72,20 @@ class Writer:
         self.depth = 1
         self.numbers = 0
         self.number_of: dict[int, int] = {}  # of each loop
-        self.around: list[While | For] = []  # the loops around, the innermost last
-        self.names: dict[str, tuple[list[str], NameSet]] = {"return": ([], NOTHING)}  # what those who leave take along
+        self.around: list[Loop] = []  # the loops around, the innermost last
+        self.names: dict[str, tuple[list[str], Names]] = {"return": ([], NOTHING)}  # that examples take along an exit
         self.ready: dict[int, str] = {}  # the variables of expressions that a block has computed
-        self.total = False  # whether none of the code of the loop around can fail
-        self.region: NameSet | None = None  # names that are read while some of the examples are elsewhere; None for all
+        self.total = False  # no code of the loop around can fail
+        self.region: Names | None = None  # names that are read while some examples are inactive; None for all
 
-    def line(self, text: str) -> None:
-        self.lines.append(INDENT * self.depth + text)
+    def line(self, text: str, deeper: int = 0) -> None:
+        self.lines.append(INDENT * (self.depth + deeper) + text)
 
     def number(self) -> int:
         self.numbers += 1
         return self.numbers
 
-    def numbered(self, node: While | For) -> int:
+    def numbered(self, node: Loop) -> int:
         """The number of a loop."""
         if id(node) not in self.number_of:
             self.number_of[id(node)] = self.number()
@@ -90,7 +99,7 @@ class Writer:
         return name
 
     def value(self, value: Value, mask: str) -> str:
-        """An expression, evaluated for those of a mask."""
+        """An expression, evaluated for the examples of a mask."""
         ready = self.ready.pop(id(value), None)
         if ready is not None:
             return ready
@@ -101,40 +110,34 @@ class Writer:
     def run(
         self, fn: Callable[..., Any] | None, reads: Sequence[str], line: int, code: Sequence[ast.AST], mask: str
     ) -> str:
-        """A call of a piece, given what it reads; not run where it might fail and nobody is there."""
+        """A call of a piece; guarded where it might fail and no example may be active."""
         given = f"{self.piece(fn)}, {reads!r}, {variables(reads)}, {line}, n"
         if not any(may_fail(part) for part in code):
             return f"block({given})"
         return f"guarded({given}, {mask}, {'sure' if mask == 'm' else 'False'})"
 
     def sequence(
-        self, nodes: list[Node], mask: str, ends: str, names: Sequence[str], wanted: NameSet | None = None
+        self, nodes: list[Node], mask: str, ends: str, names: Sequence[str], wanted: Names | None = None
     ) -> None:
-        """Nodes one behind the other; those who get behind them are added to `ends`, with the values of names."""
+        """Nodes in order; the examples that reach their end are added to `ends`, with the values of names."""
         depth = self.depth
         for node in nodes:
-            if isinstance(node, Exit):
-                self.leave(node, mask)
-            else:
-                mask = self.node(node, mask)
+            mask = self.node(node, mask)
         if not nodes or passes(nodes[-1]):
-            found = variables(names) if wanted is None else some(names, wanted)
-            self.line(f"{ends}.append(({mask}, {found}))")
+            self.line(f"{ends}.append(({mask}, {variables(names, wanted)}))")
         self.depth = depth
 
-    def leave(self, node: Exit, mask: str) -> None:
-        """A break, continue or return; the lists of those who leave bear these names."""
-        found = some(*self.names[node.kind]) if node.value is None else f"({self.value(node.value, mask)},)"
-        self.line(f"{node.kind}_.append(({mask}, {found}))")
-
     def node(self, node: Node, mask: str) -> str:
-        """One node. Returns the variable of those who get behind it."""
+        """One node. Returns the variable of the mask after it."""
         if isinstance(node, Block):
             self.block(node, mask)
         elif isinstance(node, If):
             return self.branch(node, mask)
-        elif isinstance(node, (While, For)):
+        elif isinstance(node, Loop):
             return self.loop(node, mask)
+        elif isinstance(node, Exit):
+            found = variables(*self.names[node.kind]) if node.value is None else f"({self.value(node.value, mask)},)"
+            self.line(f"{node.kind}_.append(({mask}, {found}))")
         elif isinstance(node, Call):
             self.line(f"v_{node.target} = call({self.value(node.given, mask)}, {mask}, n, {node.line})")
         elif isinstance(node, Append):
@@ -145,7 +148,7 @@ class Writer:
         return mask
 
     def block(self, node: Block, mask: str) -> None:
-        """A block, and the expression right behind it."""
+        """A block, and the expression right after it."""
         code, fn, targets = [*node.body], node.fn, [f"v_{name}" for name in node.wanted]
         if node.along is not None:
             code, fn = [*code, node.along.expr], node.fn_along
@@ -154,12 +157,16 @@ class Writer:
         target = f"({', '.join(targets)},) = " if targets else ""
         self.line(f"{target}{self.run(fn, node.reads_along, node.line, code, mask)}")
 
-    def branch(self, node: If, mask: str) -> str:
-        """Both ways, each for those who take it. Where nobody leaves on the way, those who get behind are who came."""
-        k = self.number()
-        saved = sorted(node.live_then | node.live_else | written(node.then))
+    def test(self, node: If | While, k: int, mask: str) -> None:
+        """The masks of the examples for which a test holds, and of the others."""
         self.line(f"t{k} = decide({self.value(node.test, mask)}, n, {node.test.line})")
         self.line(f"a{k}, b{k} = split({mask}, t{k})")
+
+    def branch(self, node: If, mask: str) -> str:
+        """Both arms, each for the examples that take it. Without an early exit the mask is unchanged after them."""
+        k = self.number()
+        saved = sorted(node.live_then | node.live_else | written(node.then))
+        self.test(node, k, mask)
         self.line(f"e{k}, s{k} = [], {variables(saved)}")
         live, stay = sorted(node.live), self.stay([*node.then, *node.orelse])
         alone = stay and self.region is None and mask == "m"
@@ -179,21 +186,20 @@ class Writer:
             self.line(f"{variables(live) if live else '_'} = joined({tuple(live)!r}, {mask}, t{k}, e{k})")
             if alone and live:
                 self.line("if not whole:")
-                self.line(f"{INDENT}{variables(live)} = enter(m, None, {variables(live)})")
+                self.line(f"{variables(live)} = enter(m, None, {variables(live)})", 1)
             return mask
-        if leaves_early([*node.then, *node.orelse], "return", "break", "continue"):
+        if leaves_early([*node.then, *node.orelse], *EXITS):
             self.line(f"if e{k}:")
             self.depth += 1
         return self.meet(k, live)
 
     def stay(self, nodes: list[Node]) -> bool:
-        """Whether all who come to some nodes get behind them, in the same round."""
-        waits = self.around and any(isinstance(n, (While, For)) for n in every(nodes))
-        return not waits and not leaves_early(nodes, "return", "break", "continue")
+        """True if all examples that come to some nodes get past them, in the same round."""
+        waits = self.around and any(isinstance(n, Loop) for n in every(nodes))
+        return not waits and not leaves_early(nodes, *EXITS)
 
     def enter(self, way: str, mask: str, names: Iterable[str]) -> None:
-        """Give those who do not come here the values of one who does, of the names that somebody reads before all are
-        together again."""
+        """Give inactive examples the values of an active one, of names read before all are together again."""
         kept = sorted(names if self.region is None else self.region.intersection(names))
         if kept:
             total = ", True" if self.total else ""
@@ -204,8 +210,8 @@ class Writer:
         self.line(f"m{k}, {target} = meet({tuple(live)!r}, e{k})")
         return f"m{k}"
 
-    def loop(self, node: While | For, mask: str) -> str:
-        """A function of one round, its loop, `else`, and the meeting of all who come out."""
+    def loop(self, node: Loop, mask: str) -> str:
+        """A function of one round, its loop, `else`, and the meeting of the examples after it."""
         k = self.numbered(node)
         carry, fixed = self.kept(node)
         inner = tuple([self.numbered(n) for n in loops_in(node)])
@@ -215,18 +221,15 @@ class Writer:
         if isinstance(node, While):
             for n in node.pre:
                 mask = self.node(n, mask)
-            self.line(f"t{k} = decide({self.value(node.test, mask)}, n, {node.test.line})")
-            self.line(f"a{k}, b{k} = split({mask}, t{k})")
-        else:
+            self.test(node, k, mask)
+        elif isinstance(node, For):
             values = ", ".join([self.value(v, mask) for v in node.walk.values()])
             where = f"{'inside' if outer else 'None'}, {mask}"
             given = f"{where}, {node.walk.form}, [{values}], n, {self.changing(node)!r}, {bool(inner)!r}"
             self.line(f"w{k}, h{k}, c{k} = begun({given}{self.rolls(node)})")
             if node.ahead:
-                code, reads = self.piece(node.assign.fn), node.assign.reads
-                self.line(
-                    f"w{k}, d{k} = made(w{k}, {code}, {reads!r}, {variables(reads)}{', inside' if outer else ''})"
-                )
+                code, reads, inside = self.piece(node.assign.fn), node.assign.reads, ", inside" if outer else ""
+                self.line(f"w{k}, d{k} = made(w{k}, {code}, {reads!r}, {variables(reads)}{inside})")
         if outer:
             self.resume(node, k, mask, (k, *inner))
         names, region, total, read = dict(self.names), self.region, self.total, read_in([node])
@@ -236,33 +239,32 @@ class Writer:
         self.round(node, k, carry, fixed)
         self.names, self.around, self.region, self.total = names, outer, region, total
         even = f", {found!r}" if (found := even_lists(node)) else ""
-        self.line(f"loop{k} = Loop({k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r}{even})")
-        self.run_loop(node, k, mask, f"{variables(carry)}, {some(fixed, read)}", variables(carry) if carry else "_")
+        self.line(f"loop{k} = Rounds({k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r}{even})")
+        state = f"{variables(carry)}, {variables(fixed, read)}"
+        self.run_loop(node, k, mask, state, variables(carry) if carry else "_")
         self.line(f"if r{k} is not False:")
-        self.line(f"{INDENT}return_.append((r{k}, (x{k},)))")
+        self.line(f"return_.append((r{k}, (x{k},)))", 1)
         if outer:
             self.line(f"i{k} = waiting_in(inside, {(k, *inner)!r})")
             self.line(f"if i{k} is not False:")
-            self.line(f"{INDENT}inside_.append((i{k}, {variables(self.kept(outer[-1])[0])}))")
+            self.line(f"inside_.append((i{k}, {variables(self.kept(outer[-1])[0])}))", 1)
         return self.after(node, k, mask, carry)
 
-    def run_loop(self, node: While | For, k: int, mask: str, state: str, target: str) -> None:
-        """All rounds of a loop, or one of a loop that examples wait in."""
+    def run_loop(self, node: Loop, k: int, mask: str, state: str, target: str) -> None:
+        """All rounds of a loop, or one of an inner loop, in which examples wait."""
         out = f"l{k}, k{k}, r{k}, x{k}, {target}"
-        if isinstance(node, While):
+        if not isinstance(node, For):
             inside = "inside" if self.around else "None"
             self.line(f"{out} = repeat(loop{k}, a{k}, b{k}, {state}, n, options, {inside})")
             return
-        whole = f"{out} = along(loop{k}, w{k}, {mask}, {state}, n, options, {simple(node)!r}, sure)"
+        whole = f"{out} = along(loop{k}, w{k}, {mask}, {state}, n, options, {is_simple(node)!r}, sure)"
         if self.around:
             self.line(f"if v_{ROUNDS}{k} is not None:")
-            self.line(f"{INDENT}found = along_inner(loop{k}, w{k}, v_{ROUNDS}{k}, a{k}, {state}, inside)")
-            self.line(f"{INDENT}v_{ROUNDS}{k}, ({out}) = found")
+            self.line(f"v_{ROUNDS}{k}, ({out}) = along_inner(loop{k}, w{k}, v_{ROUNDS}{k}, a{k}, {state}, inside)", 1)
             self.line("else:")
-            whole = INDENT + whole
-        self.line(whole)
+        self.line(whole, bool(self.around))
 
-    def walk_ahead(self, node: While | For, fixed: list[str]) -> None:
+    def walk_ahead(self, node: Loop, fixed: list[str]) -> None:
         """The steps of inner loops along values that no round changes."""
         for inner in loops_in(node):
             if isinstance(inner, For):
@@ -272,52 +274,46 @@ class Writer:
                 found = f"ahead({inner.walk.form}, [{given}])" if known else "None"
                 self.line(f"ahead{self.numbered(inner)} = {found}")
 
-    def resume(self, node: While | For, k: int, mask: str, loops: tuple[int, ...]) -> None:
-        """Have those who wait in an inner loop join those who come to it."""
+    def resume(self, node: Loop, k: int, mask: str, loops: tuple[int, ...]) -> None:
+        """Add the examples that wait in an inner loop to those that come to it."""
         scope = {*self.kept(self.around[-1])[0], *self.kept(self.around[-1])[1]}
         entering = f"a{k}" if isinstance(node, While) else mask
         if isinstance(node, For):
             self.line(f"v_{VALUES}{k}, v_{ROUNDS}{k} = h{k} if ahead{k} is None else None, c{k}")
-        names = sorted(needed(node) & scope) + self.hidden(node)
-        self.line(f"a{k}, {variables(names)} = resume(")
-        self.line(f"{INDENT}inside, {loops!r}, {mask}, {entering}, {tuple(names)!r}, {variables(names)})")
+        names = sorted(needed(node) & scope) + self.hidden([node, *loops_in(node)])
+        given = f"inside, {loops!r}, {mask}, {entering}, {tuple(names)!r}, {variables(names)}"
+        self.line(f"a{k}, {variables(names)} = resume({given})")
         if isinstance(node, For):
             kept = {i: f"v_{VALUES}{k}[{j}]" for j, i in enumerate(self.changing(node))}
-            given = [kept.get(i, repr(value.name)) for i, value in enumerate(node.walk.values())]
-            again = (
-                f"begun_again(inside, {node.walk.form}, [{', '.join(given)}], a{k}, {loops[1:]!r}{self.rolls(node)})"
-            )
+            found = ", ".join([kept.get(i, repr(value.name)) for i, value in enumerate(node.walk.values())])
+            given = f"inside, {node.walk.form}, [{found}], a{k}, {loops[1:]!r}{self.rolls(node)}"
             self.line(f"if v_{ROUNDS}{k} is not None:")
-            self.line(f"{INDENT}w{k} = ahead{k} or {again}")
+            self.line(f"w{k} = ahead{k} or begun_again({given})", 1)
 
     def rolls(self, node: For) -> str:
-        """The options, for a loop that examples leave early and whose items nobody reads."""
+        """The options, of a loop that examples leave early and whose items are not read."""
         return ", options" if not node.assign.wanted and leaves_early(node.body, "break", "return") else ""
 
     def changing(self, node: For) -> tuple[int, ...]:
-        """Which values of an inner walk are not names of values that no round of the outermost loop changes."""
+        """The positions of values of an inner walk that rounds of the outermost loop may change."""
         fixed = self.kept(self.around[0])[1] if self.around else []
         return tuple([i for i, value in enumerate(node.walk.values()) if value.name not in fixed])
 
-    def hidden(self, node: While | For) -> list[str]:
-        """Names for what a walk keeps for those who wait in its loop, of a loop and those inside."""
-        numbers = [self.numbered(n) for n in (node, *loops_in(node)) if isinstance(n, For)]
+    def hidden(self, loops: list[Loop]) -> list[str]:
+        """Names that walks keep for examples that wait in their loops."""
+        numbers = [self.numbered(n) for n in loops if isinstance(n, For)]
         return [f"{name}{k}" for k in numbers for name in (VALUES, ROUNDS)]
 
-    def kept(self, node: While | For) -> tuple[list[str], list[str]]:
-        """The names of the values that rounds change and somebody reads, and of those that they read only."""
-        changed = written([node, *(node.pre if isinstance(node, While) else [])])
-        carry = sorted(changed & needed(node))
-        fixed = sorted((node.live_head | reads_of(node)) - {*carry} - {ITEM})
-        return [*carry, *[name for n in loops_in(node) for name in self.own_hidden(n)]], fixed
+    def kept(self, node: Loop) -> tuple[list[str], list[str]]:
+        """The names whose values rounds change and that are read, and those that rounds only read."""
+        carry = sorted(written([node]) & needed(node))
+        fixed = sorted((node.live_head | tested(node)) - {*carry} - {ITEM})
+        return [*carry, *self.hidden(loops_in(node))], fixed
 
-    def own_hidden(self, node: While | For) -> list[str]:
-        return [f"{name}{self.numbered(node)}" for name in (VALUES, ROUNDS)] if isinstance(node, For) else []
-
-    def after(self, node: While | For, k: int, mask: str, carry: list[str]) -> str:
-        """Those who come out of a loop: the test failed and `else` ran, or they said break."""
+    def after(self, node: Loop, k: int, mask: str, carry: list[str]) -> str:
+        """The examples after a loop: the test failed and `else` ran, or they left by `break`."""
         live = sorted(node.live)
-        gone = bool(self.around) or leaves_early(node.body, "return")  # nobody may compute with the values of these
+        gone = bool(self.around) or leaves_early(node.body, "return")  # the values of these may be of no use
         self.line(f"e{k} = []")
         if node.orelse:
             saved = sorted({*carry, *node.live, *node.live_else, *written(node.orelse)})
@@ -349,8 +345,8 @@ class Writer:
         self.depth += 1
         return self.meet(k, live)
 
-    def round(self, node: While | For, k: int, carry: list[str], fixed: list[str]) -> None:
-        """`round(m, carry, fixed, item, sure, inside)`, the body for those in it: who goes on, who leaves, and how."""
+    def round(self, node: Loop, k: int, carry: list[str], fixed: list[str]) -> None:
+        """`round(m, carry, fixed, item, sure, inside)`, the body: which examples go on, which leave, and how."""
         self.line(f"def round{k}(m, carry, fixed, item, sure, inside, n_outer=n):")
         self.depth += 1
         self.line("n = count(m, n_outer)")
@@ -367,12 +363,12 @@ class Writer:
             self.line(f"v_{ITEM} = enter(m, None, item)")
             if node.ahead:
                 self.line(f"if d{k}:")
-                self.line(f"{INDENT}{variables(node.assign.wanted)} = v_{ITEM}")
+                self.line(f"{variables(node.assign.wanted)} = v_{ITEM}", 1)
                 self.line("else:")
             self.depth += bool(node.ahead)
             self.block(node.assign, "m")
             self.depth -= bool(node.ahead)
-        head = node.live_head | node.live | node.live_else | reads_of(node)
+        head = node.live_head | node.live | node.live_else | tested(node)
         self.names = {"break": (carry, node.live), "continue": (carry, head), "return": ([], frozenset())}
         self.sequence(node.body, "m", "continue_", carry, head)
         if isinstance(node, While):
@@ -382,18 +378,18 @@ class Writer:
         self.line(f"return finish({tuple(carry)!r}, carry, {ends}, {going}, union([m for m, _ in break_]), return_)")
         self.depth -= 1
 
-    def reads_again(self, node: While | For, fixed: list[str]) -> bool:
-        """Whether the test at the end of a round is of some who left the body by `continue`: behind it, names have the
-        values of others, also those that no round changes."""
+    def reads_again(self, node: Loop, fixed: list[str]) -> bool:
+        """True if examples reach the test at the end of a round by `continue`: names that no round changes may have
+        values of other examples there."""
         return isinstance(node, While) and bool(fixed) and leaves_early(node.body, "continue")
 
-    def test_again(self, node: While, carry: list[str], fixed: list[str], head: NameSet) -> None:
-        """The test of those who go on, at the end of a round."""
+    def test_again(self, node: While, carry: list[str], fixed: list[str], head: Names) -> None:
+        """The test at the end of a round, of the examples that go on."""
         self.line("g, left = False, False")
         self.line("if continue_:")
         self.depth += 1
         self.line(f"g, {variables(carry) if carry else '_'} = meet({tuple(carry)!r}, continue_)")
-        self.line(f"continue_ = [(g, {some(carry, head)})]")
+        self.line(f"continue_ = [(g, {variables(carry, head)})]")
         if self.reads_again(node, fixed):
             self.line(f"{variables(fixed)} = again")
         if node.pre or loops_in(node) or leaves_early(node.body, "break", "return"):
@@ -402,13 +398,13 @@ class Writer:
         for n in node.pre:
             mask = self.node(n, mask)
         if node.pre:
-            self.line(f"continue_ = [(g, {some(carry, head)})]")
+            self.line(f"continue_ = [(g, {variables(carry, head)})]")
         self.line(f"g, left = split(g, decide({self.value(node.test, mask)}, n, {node.test.line}))")
         self.depth -= 1
 
 
-def is_total(loop: While | For) -> bool:
-    """Whether no code of a loop may fail, or reads what only some examples have."""
+def is_total(loop: Loop) -> bool:
+    """True if code of a loop cannot fail, and reads nothing that only some examples have."""
     inside = list(every([loop]))
     if isinstance(loop, For) or not all(isinstance(n, (Block, If, Assert, Exit)) for n in inside[1:]):
         return False

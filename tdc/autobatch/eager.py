@@ -1,7 +1,7 @@
-"""Runs a control tree eagerly: every block for the examples that come there, and for no other.
+"""Runs a control tree eagerly: every block for the active examples, and for no other.
 
-A `Group` is some of the examples, with the values they have. A test parts a group, and groups that reach the same
-statement meet. So no example computes what it would not compute alone: no masks, no idle examples.
+A `Group` is some of the examples, with their values. A test parts a group, and groups that reach the same statement
+meet. So no example computes what it would not compute alone: there are no masks and no inactive examples.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch import blocks
-from tdc.autobatch.ahead import made
 from tdc.autobatch.lists import appended
 from tdc.autobatch.merging import merge
 from tdc.autobatch.source import OP
-from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
+from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Loop, Names, Node, Value, While
 from tdc.autobatch.values import RESULT, UNDEFINED, Lane, no_condition, no_return, no_value, select
-from tdc.autobatch.walks import walk
+from tdc.autobatch.walks import made, walk
 from tdc.core.dynamo import is_batched
 from tdc.core.errors import TdcError, UnsupportedError, message
 
@@ -31,8 +30,8 @@ class Group:
     """Some of the examples.
 
     Attributes:
-        lanes: which, as positions in the whole batch.
-        values: what their names stand for.
+        lanes: their positions in the whole batch.
+        values: the values of names.
     """
 
     __slots__ = ("lanes", "values")
@@ -44,25 +43,32 @@ class Group:
     def __len__(self) -> int:
         return self.lanes.shape[0]
 
-    def part(self, positions: Tensor, names: frozenset[str]) -> Group:
-        """The examples at some positions of the group, with the names that they still need."""
-        kept = {name: select(x, positions) for name, x in self.values.items() if name in names}
-        return Group(self.lanes.index_select(0, positions), kept)
+    def parted(self, test: bool | Tensor, yes: Names, no: Names) -> tuple[Group | None, Group | None]:
+        """The examples for which a test holds, and the others, each with the names that they still need."""
+        if isinstance(test, bool):
+            return (self, None) if test else (None, self)
+        return self.part(test, yes), self.part(~test, no)
+
+    def part(self, mask: Tensor, names: Names) -> Group:
+        at = mask.nonzero().squeeze(1)
+        kept = {name: select(x, at) for name, x in self.values.items() if name in names}
+        return Group(self.lanes.index_select(0, at), kept)
 
 
-def join(groups: Sequence[Group], names: frozenset[str] | None = None) -> Group | None:
+def join(groups: Sequence[Group | None], names: Names | None = None) -> Group | None:
     """Groups that meet as one, with the names that they still need; None of none."""
-    if len(groups) < 2:
-        return groups[0] if groups else None
-    counts = [len(g) for g in groups]
-    shared = [name for name in groups[0].values if names is None or name in names]
-    shared = [name for name in shared if all([name in g.values for g in groups[1:]])]
-    values = {name: merge(name, [g.values[name] for g in groups], counts) for name in shared}
-    return Group(torch.cat([g.lanes for g in groups]), values)
+    there = [g for g in groups if g is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+    shared = [name for name in there[0].values if names is None or name in names]
+    shared = [name for name in shared if all([name in g.values for g in there[1:]])]
+    counts = [len(g) for g in there]
+    values = {name: merge(name, [g.values[name] for g in there], counts) for name in shared}
+    return Group(torch.cat([g.lanes for g in there]), values)
 
 
 def run(nodes: list[Node], group: Group | None, exits: Exits, call: Function) -> Group | None:
-    """Run nodes for a group. Returns the examples that get behind them; the others are added to `exits`.
+    """Run nodes for a group. Returns the examples that reach their end; the others are added to `exits`.
 
     Raises:
         TdcError: with the line of the node, which `Source.located` shows.
@@ -73,17 +79,18 @@ def run(nodes: list[Node], group: Group | None, exits: Exits, call: Function) ->
         try:
             group = after(node, group, exits, call)
         except TdcError as error:
-            error.line = error.line or getattr(node, "line", 0)
+            error.line = error.line or node.line
             raise
     return group
 
 
 def after(node: Node, group: Group, exits: Exits, call: Function) -> Group | None:
-    """The examples that get behind one node."""
+    """The examples that get past one node."""
     if isinstance(node, Block):
         return block(node, group)
     if isinstance(node, If):
-        return branch(node, group, exits, call)
+        yes, no = group.parted(decide(node.test, group), node.live_then, node.live_else)
+        return join([run(node.then, yes, exits, call), run(node.orelse, no, exits, call)], node.live)
     if isinstance(node, While):
         return while_loop(node, group, exits, call)
     if isinstance(node, For):
@@ -98,7 +105,11 @@ def after(node: Node, group: Group, exits: Exits, call: Function) -> Group | Non
         (old,) = arguments((node.name,), group, node.line)
         new = appended(node.name, old, evaluate(node.value, group), len(group))
         return with_values(group, {node.name: new})
-    check(node, group)
+    if isinstance(node, Assert):
+        test = decide(node.test, group)
+        if isinstance(test, Tensor) or not test:
+            wrong = group.lanes[~test] if isinstance(test, Tensor) else group.lanes
+            raise AssertionError(f"{node.text} (line {node.line}, example {int(wrong.min())})")
     return group
 
 
@@ -119,7 +130,7 @@ def arguments(reads: Sequence[str], group: Group, line: int) -> list[Any]:
 
 
 def block(node: Block, group: Group) -> Group:
-    """Straight-line code; names that nobody reads later are dropped."""
+    """Straight-line code; names that are not read later are dropped."""
     assert node.fn is not None
     found = blocks.run(node.fn, arguments(node.reads, group, node.line), len(group))
     return with_values(group, dict(zip(node.wanted, found, strict=True)))
@@ -154,10 +165,10 @@ def decide(value: Value, group: Group) -> bool | Tensor:
 
 
 def settled(mask: Tensor) -> bool | Tensor:
-    """A mask, as one bool where all examples have the same.
+    """A mask, or one bool where all examples have the same.
 
     Raises:
-        UnsupportedError: it stands for one of a vmap around the batch.
+        UnsupportedError: it is batched by a vmap around the batch.
     """
     if is_batched(mask):
         got, hint = "a vmap around a batch", "map over what the vmap maps, too: in_dims, or tdc.lanes"
@@ -166,62 +177,33 @@ def settled(mask: Tensor) -> bool | Tensor:
     return mask if 0 < count < mask.numel() else count > 0
 
 
-def branch(node: If, group: Group, exits: Exits, call: Function) -> Group | None:
-    """Each example goes one way."""
-    test = decide(node.test, group)
-    if isinstance(test, bool):
-        return run(node.then if test else node.orelse, group, exits, call)
-    yes = group.part(positions(test), node.live_then)
-    no = group.part(positions(~test), node.live_else)
-    ends = [run(node.then, yes, exits, call), run(node.orelse, no, exits, call)]
-    return join([g for g in ends if g is not None], node.live)
-
-
-def positions(mask: Tensor) -> Tensor:
-    return mask.nonzero().squeeze(1)
-
-
-def part(group: Group, test: bool | Tensor, stays: frozenset[str], leaves: frozenset[str]) -> list[Group | None]:
-    """Those for whom a test holds, and the others."""
-    if isinstance(test, bool):
-        return [group, None] if test else [None, group]
-    return [group.part(positions(test), stays), group.part(positions(~test), leaves)]
-
-
 def while_loop(node: While, group: Group, exits: Exits, call: Function) -> Group | None:
     """Examples leave the loop when their test fails."""
-    left: list[Group] = []
+    left: list[Group | None] = []
     inside: Exits = {**exits, "break": [], "continue": []}
+    before_body = node.live_head.union(*[n.live for n in node.pre])  # `pre` assigns names that the body reads
     staying: Group | None = group
     while staying is not None:
-        at_head = run(node.pre, staying, exits, call)
-        if at_head is None:
+        staying = run(node.pre, staying, exits, call)
+        if staying is None:
             break
-        staying, leaving = part(at_head, decide(node.test, at_head), node.live_head | at_test(node), node.live_else)
-        left += [leaving] if leaving is not None else []
+        staying, leaving = staying.parted(decide(node.test, staying), before_body, node.live_else)
+        left.append(leaving)
         if staying is not None:
             staying = iteration(node, staying, inside, call)
     return after_loop(node, left, inside, exits, call)
 
 
-def at_test(node: While) -> frozenset[str]:
-    """Names that `pre` gave a value and the body reads."""
-    return frozenset(name for n in node.pre for name in n.live)
-
-
-def iteration(node: While | For, group: Group, inside: Exits, call: Function) -> Group | None:
-    """The body, once. Returns those who go on: they fell through, or said continue."""
-    end = run(node.body, group, inside, call)
-    going = [*([end] if end is not None else []), *inside["continue"]]
+def iteration(node: Loop, group: Group, inside: Exits, call: Function) -> Group | None:
+    """The body, once. Returns the examples that go on, by `continue` as well."""
+    going = [run(node.body, group, inside, call), *inside["continue"]]
     inside["continue"].clear()
     return join(going, node.live_head)
 
 
-def after_loop(node: While | For, left: list[Group], inside: Exits, exits: Exits, call: Function) -> Group | None:
-    """Those who left by the test run `else`, and meet those who said break."""
-    normal = join(left, node.live_else)
-    end = run(node.orelse, normal, exits, call) if normal is not None else None
-    return join([*([end] if end is not None else []), *inside["break"]], node.live)
+def after_loop(node: Loop, left: list[Group | None], inside: Exits, exits: Exits, call: Function) -> Group | None:
+    """The examples that left by the test run `else`, and meet those that left by `break`."""
+    return join([run(node.orelse, join(left, node.live_else), exits, call), *inside["break"]], node.live)
 
 
 def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | None:
@@ -233,7 +215,7 @@ def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | N
         given = [group.values.get(name, UNDEFINED) for name in node.assign.reads]
         steps, whole = made(steps, node.assign.fn, node.assign.reads, given)
     inside: Exits = {**exits, "break": [], "continue": []}
-    left: list[Group] = []
+    left: list[Group | None] = []
     staying: Group | None = group
     positions_of = Positions(group.lanes)
     step = 0
@@ -242,8 +224,8 @@ def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | N
         if isinstance(test, Tensor):
             at = positions_of(staying.lanes)
             test = settled(test if at is None or test.ndim == 0 else test[at])
-        staying, leaving = part(staying, test, node.live_head, node.live_else)
-        left += [leaving] if leaving is not None else []
+        staying, leaving = staying.parted(test, node.live_head, node.live_else)
+        left.append(leaving)
         if staying is None:
             break
         item = steps.item_of(step, positions_of(staying.lanes))
@@ -257,7 +239,7 @@ def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | N
 
 
 class Positions:
-    """The positions, among the examples that entered a loop, of those who are there; None for all of them in order."""
+    """The positions of examples among those that entered a loop; None for all of them in order."""
 
     def __init__(self, entered: Tensor) -> None:
         self.entered = self.last = entered
@@ -271,36 +253,19 @@ class Positions:
         return self.found
 
 
-def check(node: Assert, group: Group) -> None:
-    """
-    Raises:
-        AssertionError: the test fails for some example.
-    """
-    test = decide(node.test, group)
-    if isinstance(test, Tensor) or not test:
-        wrong = group.lanes[~test] if isinstance(test, Tensor) else group.lanes
-        raise AssertionError(f"{node.text} (line {node.line}, example {int(wrong.min())})")
-
-
-def result(groups: Sequence[Group], rest: Group | None) -> Group:
-    """What all examples return.
+def run_function(nodes: list[Node], values: dict[str, Any], count: int, call: Function, device: Any) -> Any:
+    """Run a function for `count` examples.
 
     Raises:
         StructureError: some examples return a value, others get to the end of the function.
     """
-    ends = [*groups, *([Group(rest.lanes, {RESULT: None})] if rest is not None else [])]
-    if rest is not None and any(g.values[RESULT] is not None for g in groups):
-        raise no_return()
-    whole = join(ends)
-    assert whole is not None
-    return whole
-
-
-def run_function(nodes: list[Node], values: dict[str, Any], count: int, call: Function, device: Any) -> Any:
-    """Run a whole function for `count` examples."""
     exits: Exits = {"return": [], "break": [], "continue": []}
     lanes = torch.arange(count, device=device)
     rest = run(nodes, Group(lanes, values), exits, call)
-    end = result(exits["return"], rest)
+    returned = exits["return"]
+    if rest is not None and any(g.values[RESULT] is not None for g in returned):
+        raise no_return()
+    end = join([*returned, None if rest is None else Group(rest.lanes, {RESULT: None})])
+    assert end is not None
     found = end.values[RESULT]
     return found if end.lanes is lanes else select(found, end.lanes.argsort())

@@ -1,12 +1,11 @@
-"""Loop fission: what the body of a `for` computes of its item alone goes in front, where it is computed for all items.
+"""Loop fission: products in a `for` that depend on its item alone are computed for all items, before the loop.
 
-`h = torch.tanh(x @ w + h @ u)` in `for x in xs` needs the round before it for `h @ u` only. So `x @ w` goes to the
-block that gives the item to `x`, and a walk along rows runs that block once, for the rows of all rounds of all
-examples: one product where each round had one, forward and backward.
+`h = torch.tanh(x @ w + h @ u)` in `for x in xs` needs the previous round for `h @ u` only. So `x @ w` moves to the
+block that assigns `x`. A walk along rows runs that block once, for all rounds of all examples.
 
-Only products go, with what they are made of and what is added to them, and only from the statements that every item
-comes to first, in a loop that nobody leaves early: nothing is computed that an example alone would not compute. Calls
-that may fail, draw random numbers, or are not known by name stay.
+Only products move, with their operands and what is added to them, and only from the leading statements of a loop
+without early exit: nothing is computed that an example alone would not compute. Calls that may fail, draw random
+numbers, or have an unknown name stay.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from tdc.autobatch.source import located
 from tdc.autobatch.syntax import TOTAL, Site, called, load, store
 
 PRODUCTS = frozenset(("matmul", "mm", "linear"))
-CALLS = TOTAL - {"dropout"} | {"exp"}  # every item comes there, so that an overflow is the example's own
+CALLS = TOTAL - {"dropout"} | {"exp"}  # every item reaches it, so an overflow is the example's own
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.MatMult)
 ARMS = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.Compare, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp)
 
 
 class Hoist(ast.NodeTransformer):
-    """Gives names to the products of expressions that depend on nothing but the item of a loop.
+    """Names the products in expressions that depend on nothing but the item of a loop.
 
     Args:
-        loop: whose item it is.
-        site: whether a call is one of a function of `batch`.
-        product: whether a call is one of a linear layer.
+        loop: the loop.
+        site: True of a call of a function of `batch`.
+        product: True of a call of a linear layer.
         temporary: makes a name.
     """
 
@@ -42,11 +41,11 @@ class Hoist(ast.NodeTransformer):
         self.ahead: list[ast.stmt] = []
 
     def body(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
-        """Returns the statements that stay in the body; those that move in front of the loop are in `ahead`."""
+        """The statements that stay in the body; those that move before the loop are in `ahead`."""
         if any(isinstance(n, (ast.Break, ast.Return)) for stmt in stmts for n in ast.walk(stmt)):
             return stmts
         kept: list[ast.stmt] = []
-        read: set[str] = set()  # names that statements before it read, of the round before
+        read: set[str] = set()  # names that earlier statements read, of the previous round
         for k, stmt in enumerate(stmts):
             if not isinstance(stmt, (ast.Assign, ast.AugAssign, ast.Expr)):
                 kept += stmts[k:]
@@ -59,24 +58,16 @@ class Hoist(ast.NodeTransformer):
                 stmt.value = self.visit(stmt.value)
             kept.append(stmt)
             read |= names_in(stmt)
-        return [*self.back(), *kept]
-
-    def back(self) -> list[ast.stmt]:
-        """Take those out of `ahead` that neither have products nor give them values."""
-        ahead: list[ast.stmt] = []
-        back: list[ast.stmt] = []
-        read: set[str] = set()
-        for stmt in reversed(self.ahead):
-            if self.has_product(stmt) or read & {*given_in(stmt)}:
-                ahead.insert(0, stmt)
-                read |= names_in(stmt)
-            else:
-                back.insert(0, stmt)
-        self.ahead = ahead
-        return back
+        moved, self.ahead = self.ahead, []
+        read = set()  # by statements that move
+        for stmt in reversed(moved):
+            moves = self.has_product(stmt) or read & {*given_in(stmt)}
+            (self.ahead if moves else kept).insert(0, stmt)
+            read |= names_in(stmt) if moves else set()
+        return kept
 
     def is_whole(self, stmt: ast.stmt, read: set[str]) -> bool:
-        """Whether a statement gives one name a value of the item, and no other statement gives it one."""
+        """True if a statement is the only one to assign its name, a value of the item."""
         if not isinstance(stmt, ast.Assign) or len(stmt.targets) > 1 or not isinstance(stmt.targets[0], ast.Name):
             return False
         name = stmt.targets[0].id
@@ -89,16 +80,16 @@ class Hoist(ast.NodeTransformer):
             return located(load(name), node)
         return node if isinstance(node, ARMS) else super().generic_visit(node)
 
-    def is_pure(self, node: ast.expr) -> bool:
-        """Whether an expression depends on the item, and else on what no round changes."""
-        return bool(names_in(node) & self.known) and self.is_fixed(node)
-
     def has_product(self, code: ast.AST) -> bool:
-        """Whether code has `@`, or a call of `PRODUCTS` or a linear layer."""
+        """True if code has `@`, or a call of `PRODUCTS` or a linear layer."""
         for n in ast.walk(code):
             if isinstance(n, ast.MatMult) or (isinstance(n, ast.Call) and (called(n) in PRODUCTS or self.product(n))):
                 return True
         return False
+
+    def is_pure(self, node: ast.expr) -> bool:
+        """True if an expression depends on the item, and otherwise on values that no round changes."""
+        return bool(names_in(node) & self.known) and self.is_fixed(node)
 
     def is_fixed(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Name):
@@ -115,16 +106,19 @@ class Hoist(ast.NodeTransformer):
         return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and self.is_fixed(node.value))
 
 
-def names_in(code: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(code) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+def names_in(code: ast.AST, ctx: type[ast.expr_context] = ast.Load) -> set[str]:
+    """The names that code reads, or with `ast.Store` those that it assigns."""
+    return {n.id for n in ast.walk(code) if isinstance(n, ast.Name) and isinstance(n.ctx, ctx)}
 
 
 def given_in(code: ast.AST) -> Iterator[str]:
     """The names that code gives values: `x = `, `x[i] = `, and `x.append(...)`, once for each time."""
     for node in ast.walk(code):
+        owner: ast.AST | None = None
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            yield from [n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)]
+            owner = node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
-            yield from [n.id for n in ast.walk(node.func.value) if isinstance(n, ast.Name)]
+            owner = node.func.value
+        yield from [n.id for n in ast.walk(owner) if isinstance(n, ast.Name)] if owner is not None else ()

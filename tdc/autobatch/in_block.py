@@ -1,4 +1,4 @@
-"""What Python's operators mean in a block: as ever for Python values, for each example of a vmap for tensors."""
+"""Python's operators in a block: on Python values as ever, on tensors for each example of a vmap."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.autobatch.joins import builtin as builtin  # pieces of source reach these here
-from tdc.autobatch.joins import cat as cat
-from tdc.autobatch.joins import length as length
-from tdc.autobatch.joins import stack as stack
-from tdc.autobatch.joins import tensor as tensor
+from tdc.autobatch.lists import builtin as builtin  # pieces of source reach these here
+from tdc.autobatch.lists import cat as cat
+from tdc.autobatch.lists import length as length
+from tdc.autobatch.lists import stack as stack
+from tdc.autobatch.lists import tensor as tensor
 from tdc.autobatch.per_example.index import FULL, Span
 from tdc.autobatch.per_example.table import refuse
 from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, picked_way, put_rows
@@ -33,17 +33,13 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 COLLECTIONS = (list, tuple, set, frozenset, dict, range)
 
 
-def divided(fn: Any, *args: Any) -> Any:
+def divided(fn: Any, *args: Any, **options: Any) -> Any:
     """Python's `divmod`, which tensors lack, or a function of the user by that name."""
-    return (args[0] // args[1], args[0] % args[1]) if fn is builtins.divmod else fn(*args)
+    return (args[0] // args[1], args[0] % args[1]) if fn is builtins.divmod else fn(*args, **options)
 
 
 def numbered(x: Any) -> Any:
-    """What Python is asked for a number of; a graph would say in torch's words that a tensor of each example has none.
-
-    Raises:
-        UnsupportedError: it has one for each example.
-    """
+    """The argument of `float` or the like; UnsupportedError for a tensor of each example."""
     if isinstance(x, Tensor) and is_batched(x):
         hint = "leave out float(...) and .item(): arithmetic and tests take tensors as they are"
         raise UnsupportedError(message(OP, *NUMBER_ASKED, hint=hint))
@@ -57,11 +53,7 @@ def text(fn: Any, *args: Any, **options: Any) -> Any:
 
 
 def written(x: Any) -> Any:
-    """What goes into a text; torch would write down the tensor of all examples.
-
-    Raises:
-        UnsupportedError: it differs between examples.
-    """
+    """A value that goes into a text; UnsupportedError where it differs between examples."""
     for part in flatten(x)[0]:
         if isinstance(part, RaggedExample) or (isinstance(part, Tensor) and is_batched(part)):
             hint = "return the value, and write it down outside"
@@ -69,23 +61,25 @@ def written(x: Any) -> Any:
     return x
 
 
-def as_bool(fn: Any, *args: Any) -> Any:
+def as_bool(fn: Any, *args: Any, **options: Any) -> Any:
     """Python's `bool`, of each example, or a function of the user by that name."""
-    return truth(*args) if fn is bool else fn(*args)
+    return truth(*args) if fn is bool and args else fn(*args, **options)
 
 
-def rounded(fn: Any, x: Any, *digits: Any) -> Any:
+def rounded(fn: Any, *args: Any, **options: Any) -> Any:
     """Python's `round`, of a number of each example, or a function of the user by that name."""
-    if fn is not round or not isinstance(x, Tensor) or x.ndim:
-        return fn(x, *digits)
+    x = args[0] if args else None
+    if fn is not round or options or not isinstance(x, Tensor) or x.ndim:
+        return fn(*args, **options)
     if not x.is_floating_point():
         return x
-    return torch.round(x, decimals=digits[0]) if digits else torch.round(x).long()
+    return torch.round(x, decimals=args[1]) if len(args) > 1 else torch.round(x).long()
 
 
-def is_instance(fn: Any, x: Any, kinds: Any) -> Any:
+def is_instance(fn: Any, *args: Any, **options: Any) -> Any:
     """Python's `isinstance`, to which a ragged example is a tensor, or a function of the user by that name."""
-    return issubclass(Tensor, kinds) if isinstance(x, RaggedExample) and fn is isinstance else fn(x, kinds)
+    ragged = fn is isinstance and len(args) == 2 and isinstance(args[0], RaggedExample)
+    return issubclass(Tensor, args[1]) if ragged else fn(*args, **options)
 
 
 def is_tensor(x: Any) -> bool:
@@ -93,7 +87,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def contains(x: Any, item: Any) -> Any:
-    """`item in x`; a bool of each example where tensors are compared, which Python would look up by their identity."""
+    """`item in x`; a bool of each example where tensors are compared."""
     if isinstance(x, Tensor):
         return (x == item).any()
     if type(x) in COLLECTIONS and any([isinstance(part, Tensor) for part in (item, *x)]):
@@ -102,46 +96,42 @@ def contains(x: Any, item: Any) -> Any:
 
 
 def truth(x: Any) -> Any:
-    """A tensor of one element as a 0-d bool; anything else as Python has it. A ragged example says so."""
+    """The truth of a value; of a tensor of one element as a 0-d bool."""
     return x.reshape(()).bool() if isinstance(x, Tensor) else bool(x)
 
 
 def and_(first: Any, *rest: Callable[[], Any]) -> Any:
     """`first and rest()`."""
-    for arm in rest:
-        if not isinstance(first, Tensor):
-            if not first:
-                return first
-            first = arm()
-        else:
-            second = arm()
-            first = first & second if are_tests(first, second) else joined(first, second, truth(first))
-    return first
+    return decided(True, first, *rest)
 
 
 def or_(first: Any, *rest: Callable[[], Any]) -> Any:
     """`first or rest()`."""
+    return decided(False, first, *rest)
+
+
+def decided(by: bool, first: Any, *rest: Callable[[], Any]) -> Any:
+    """`first and rest()` where `by` is True, else `first or rest()`. Comparisons meet by an operator."""
     for arm in rest:
         if not isinstance(first, Tensor):
-            if first:
+            if bool(first) != by:
                 return first
             first = arm()
+            continue
+        second = arm()
+        tests = isinstance(second, Tensor) and first.dtype is torch.bool and second.dtype is torch.bool
+        if tests and first.ndim == 0 and second.ndim == 0:
+            first = first & second if by else first | second
         else:
-            second = arm()
-            first = first | second if are_tests(first, second) else joined(first, second, ~truth(first))
+            first = joined(first, second, truth(first) if by else ~truth(first))
     return first
 
 
-def are_tests(a: Tensor, b: Any) -> bool:
-    """Whether two values are 0-d bools, as comparisons give: then an operator does it."""
-    return isinstance(b, Tensor) and a.dtype is torch.bool and b.dtype is torch.bool and a.ndim == 0 and b.ndim == 0
-
-
 def joined(old: Any, new: Any, taken: Any) -> Any:
-    """`new` where it is taken; of tuples, lists and dicts part for part.
+    """`new` where it is taken, else `old`; of tuples, lists and dicts part for part.
 
     Raises:
-        UnsupportedError: they differ, and are no tensors or numbers.
+        UnsupportedError: they differ, and are neither tensors nor numbers.
     """
     kind = type(old)
     if kind is type(new) and kind in (tuple, list) and len(old) == len(new):
@@ -165,11 +155,11 @@ EXPANDED = "expand one to the shape of the other"
 
 
 def update(old: Any, new: Any) -> Any:
-    """`new`, which `old += ...` or the like gives: a tensor keeps its shape and dtype. One without dims may stand for a
-    number of Python, which keeps neither.
+    """The new value of `old += ...` or the like. A tensor keeps its shape and dtype; a 0-d one may be a Python number,
+    which keeps neither.
 
     Raises:
-        ShapeError, DtypeError: it cannot.
+        ShapeError, DtypeError: the new value has another shape, or a dtype that cannot be cast.
     """
     if not isinstance(old, VALUES) or not isinstance(new, VALUES) or old.ndim == 0:
         return new
@@ -186,7 +176,7 @@ def update(old: Any, new: Any) -> Any:
 
 @constant
 def holds(dtype: str, other: str) -> bool:
-    """Whether torch puts values of another dtype into tensors of this one."""
+    """True if torch casts values of another dtype to this one."""
     to, of = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, other)]
     return torch.can_cast(of, to)
 
@@ -217,19 +207,17 @@ def chain(first: Any, *pairs: Any) -> Any:
 
 
 def matmul(a: Any, b: Any) -> Any:
-    """`a @ b`. Dynamo has no `@` of two objects that are no tensors, and turns round that of one and a tensor (torch
-    2.13)."""
-    values = isinstance(a, VALUES) and isinstance(b, VALUES)
-    return torch.matmul(a, b) if values else a @ b
+    """`a @ b`. Dynamo cannot trace `@` of two examples, and swaps an example and a tensor (torch 2.13)."""
+    return torch.matmul(a, b) if isinstance(a, VALUES) and isinstance(b, VALUES) else a @ b
 
 
 def invert(x: Any) -> Any:
-    """`~x`, which Dynamo has of tensors and numbers only (torch 2.13)."""
+    """`~x`, which Dynamo traces of tensors and numbers only (torch 2.13)."""
     return torch.bitwise_not(x) if isinstance(x, VALUES) else ~x
 
 
 def turned(x: Any, name: str) -> Any:
-    """`x.T` or `x.mT`. Dynamo takes the attribute for a tensor beside `x`, and no operator takes both (torch 2.13)."""
+    """`x.T` or `x.mT`, by a method: Dynamo takes the attribute for another tensor in the memory of `x` (torch 2.13)."""
     return x.transpose(-2, -1) if isinstance(x, Tensor) and x.ndim == 2 else getattr(x, name)
 
 
@@ -243,11 +231,7 @@ def slice(start: Any, stop: Any, step: Any) -> Any:
 
 
 def is_position(i: Any) -> bool:
-    """Whether an index is a tensor that stands for one position.
-
-    Raises:
-        UnsupportedError: it is of uint8, which torch takes for a mask.
-    """
+    """True of a tensor that stands for one position; UnsupportedError for uint8, which torch takes for a mask."""
     if not isinstance(i, Tensor) or i.ndim or i.dtype is torch.bool:
         return False
     if i.dtype is torch.uint8:
@@ -262,11 +246,8 @@ def get(x: Any, index: Any) -> Any:
         return item_at(x, index)
     if isinstance(x, dict):
         same_key(index)
-    if isinstance(x, Tensor) and isinstance(entries[0], RaggedExample):
-        found = looked_up(x, entries[0])
-        return found[(FULL, *entries[1:])] if entries[1:] else found
-    if isinstance(x, Tensor) and isinstance(entries[0], Span):
-        found = first_rows(x, entries[0])
+    if isinstance(x, Tensor) and isinstance(entries[0], (RaggedExample, Span)):
+        found = looked_up(x, entries[0]) if isinstance(entries[0], RaggedExample) else first_rows(x, entries[0])
         return found[(FULL, *entries[1:])] if entries[1:] else found
     if not isinstance(x, Tensor) or not any([is_position(i) for i in entries]):
         return x[index]
@@ -281,22 +262,18 @@ def get(x: Any, index: Any) -> Any:
 
 
 def differs(i: Any) -> bool:
-    """Whether an index is a position that may differ between examples."""
+    """True of a position that may differ between examples."""
     return is_position(i) and (is_batched(i) or traced())
 
 
 def same_key(key: Any) -> None:
-    """
-    Raises:
-        UnsupportedError: a key of a dict is a tensor, or a number that differs between examples.
-    """
+    """Raise UnsupportedError for a key of a dict that is a tensor, or a number that differs between examples."""
     if isinstance(key, Tensor):
         refuse("a key of a dict that differs between examples", "a list or a tensor: x[i]", "keys that all share")
 
 
 def item_at(x: Any, i: Any) -> Any:
-    """`x[i]` of a list, at a position that may differ between examples: then the items are tensors of one shape, or
-    whole numbers."""
+    """`x[i]` of a list; where `i` differs between examples, items are tensors of one shape, or integers."""
     if not differs(i):
         return x[i]
     items = [torch.as_tensor(item) for item in x if isinstance(item, (Tensor, bool, int))]
@@ -307,7 +284,7 @@ def item_at(x: Any, i: Any) -> Any:
 
 
 def after_ellipsis(entries: tuple[Any, ...], ndim: int) -> list[Any]:
-    """The entries with `...` written out."""
+    """The entries of an index with `...` written out."""
     used = len([i for i in entries if i is not None and i is not Ellipsis])
     at = next((k for k, i in enumerate(entries) if i is Ellipsis), None)
     if at is None:
@@ -316,7 +293,7 @@ def after_ellipsis(entries: tuple[Any, ...], ndim: int) -> list[Any]:
 
 
 def put(x: Any, index: Any, value: Any) -> Any:
-    """What `x` is after `x[index] = value`; `x` itself stays as it was."""
+    """The value of `x` after `x[index] = value`, out of place."""
     if isinstance(x, dict):
         same_key(index)
         return {**x, index: value}
@@ -331,7 +308,7 @@ def put(x: Any, index: Any, value: Any) -> Any:
     if isinstance(x, RaggedExample):
         return put_rows(x, index, value)
     if not isinstance(x, Tensor):
-        x[index] = value  # what cannot be set says so itself
+        x[index] = value  # raises an error of its own
         return x
     if isinstance(value, RaggedExample):
         refuse("a ragged one", "torch.where(mask, value, x)", "x[a:b] = value of a value that all rows can have")
@@ -344,7 +321,7 @@ def put(x: Any, index: Any, value: Any) -> Any:
     if len(entries) == 1 and is_mask(entries[0], x):
         return put_where(x, entries[0], value)
     numbers = torch.arange(x.numel(), device=x.device)
-    if x.ndim == len(entries) == 1 and is_position(entries[0]):  # what is below, faster to trace
+    if x.ndim == len(entries) == 1 and is_position(entries[0]):  # the same, faster to trace
         taken = numbers == numbers[entries[0].reshape(1)]
     else:
         numbers = numbers.reshape(x.shape)
@@ -363,23 +340,23 @@ def put(x: Any, index: Any, value: Any) -> Any:
 
 
 def rows_in(span: Span, x: Tensor) -> Tensor:
-    """Which rows lie in a span, an end of which is a number of each example."""
+    """A mask of the rows in a span, an end of which is a number of each example."""
     count = x.shape[0]
     at, mask = torch.arange(count, device=x.device), torch.ones(count, dtype=torch.bool, device=x.device)
-    if span.start is not None:
-        mask = mask & (at >= torch.where(torch.as_tensor(span.start < 0), span.start + count, span.start))
-    if span.stop is not None:
-        mask = mask & (at < torch.where(torch.as_tensor(span.stop < 0), span.stop + count, span.stop))
+    for end, begins in ((span.start, True), (span.stop, False)):
+        if end is not None:
+            own = torch.where(torch.as_tensor(end < 0), end + count, end)
+            mask = mask & (at >= own if begins else at < own)
     return mask
 
 
 def is_mask(i: Any, x: Tensor) -> bool:
-    """Whether an index says of each element, or of each row, whether it is taken."""
+    """True of a mask of the elements of `x`, or of its rows."""
     return isinstance(i, Tensor) and i.dtype == torch.bool and 0 < i.ndim <= x.ndim and i.shape == x.shape[: i.ndim]
 
 
 def put_where(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """What `x` is after `x[mask] = value`, for a value that each element or row can have; others say so themselves."""
+    """The value of `x` after `x[mask] = value`, for one value of all elements or rows."""
     value = value.to(x.dtype) if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
     rest = x.shape[mask.ndim :]
     if value.ndim > len(rest):
@@ -389,11 +366,7 @@ def put_where(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def fitting(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A value that is put where `shape` elements are, without dims of size 1 in front of these.
-
-    Raises:
-        ShapeError: it does not broadcast to the shape.
-    """
+    """A value for elements of some shape, without further leading dims of size 1; ShapeError if it does not fit."""
     extra = max(value.ndim - len(shape), 0)
     sizes = value.shape[extra:]
     own = [size for size, n in zip(reversed(sizes), reversed(shape), strict=False) if size not in (1, n)]
@@ -404,7 +377,7 @@ def fitting(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def mask_of(numbers: Tensor, entries: tuple[Any, ...]) -> Tensor | None:
-    """A mask of the element that positions name for all dims; None where an index takes several."""
+    """A mask of the element at a position in each dim; None for an index of several elements."""
     if len(entries) != numbers.ndim or not all([is_position(i) or type(i) is int for i in entries]):
         return None
     return numbers == get(numbers, tuple([torch.as_tensor(i, device=numbers.device) for i in entries]))

@@ -1,8 +1,10 @@
-"""What a driver calls: blocks and conditions, and masks of who goes which way.
+"""The runtime of a driver: blocks, conditions, masks of active examples, and values that loops of a graph carry.
 
-Who goes a way is None for all examples, False for none, or a mask (B,). Those who do not go it run it all the same,
-with the values of one who does (`enter`): they never compute what nobody asked for, so no NaN, no index out of range
-and no division by zero comes from them.
+A mask is None for all examples, False for none, or a tensor (B,). Inactive examples run a branch, too, on the values of
+the first active one (`enter`), so that they raise no error and make no NaN.
+
+A loop in a graph holds tensors of fixed dtypes and shapes: `stable` runs a round until its values keep one form.
+Numbers become tensors there, and names without a value begin as zeros that are never read.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch import blocks
-from tdc.autobatch.merging import choose
+from tdc.autobatch.lists import in_loop
+from tdc.autobatch.merging import both_plain, by_leaves, choose, combine
+from tdc.autobatch.source import OP
 from tdc.autobatch.values import (
+    NUMBERS,
     RESULT,
     UNDEFINED,
     Lane,
     as_lane,
     flatten,
     is_lane,
-    is_tree,
     lane_of,
     like,
     map_leaves,
@@ -30,102 +34,101 @@ from tdc.autobatch.values import (
     no_return,
     no_value,
     unflatten,
-)
+)  # fmt: skip
 from tdc.compile._torch.total import traced_for_all
-from tdc.compile._torch.tracing import before_operator
+from tdc.compile._torch.tracing import before_operator, trace_outside
 from tdc.compile.upstream import Code, copied, even_gradients, needs_grad, own_gradients
 from tdc.core.asserts import require
+from tdc.core.errors import StructureError, message
 from tdc.layout.segments import row_ids
 from tdc.ragged.nested import NestedTensor
 
 Mask = Any  # None, False, or a tensor
 End = tuple[Mask, tuple[Any, ...]]
+ROUNDS = 6  # at most, until the form of a state stays the same
+State = tuple[Mask, Mask, Mask, Mask, Any, tuple[Any, ...]]  # active, left, broke, returned, result, carry
+Round = tuple[Mask, Mask, Mask, Mask, Any, tuple[Any, ...], Mask]  # the same, and whose values of the carry are new
 
 
-# -- values
+# -- blocks and conditions
 
 
 def read(name: str, x: Any, line: int) -> Any:
-    """The value of a name.
-
-    Raises:
-        StructureError: it has none.
-    """
+    """The value of a name, or StructureError for UNDEFINED."""
     if x is UNDEFINED:
         raise no_value(name, line)
     return x
 
 
 def block(fn: Callable[..., Any], names: Sequence[str], args: Sequence[Any], line: int, n: int) -> Any:
-    """What a block writes."""
-    return blocks.run(fn, [read(name, x, line) for name, x in zip(names, args, strict=True)], n)
+    """The values that a block assigns."""
+    for name, x in zip(names, args, strict=True):
+        if x is UNDEFINED:
+            raise no_value(name, line)
+    return blocks.run(fn, args, n)
 
 
 def guarded(
     fn: Callable[..., Any], names: Sequence[str], args: Sequence[Any], line: int, n: int, m: Mask, sure: bool
 ) -> Any:
-    """`block`, which is not run where nobody comes: then there is no example whose values the others could have.
-
-    Code that may run with any values does.
-    """
+    """`block`, in a `cond` that skips it where no example is active; without one for code that cannot fail."""
     if sure or not isinstance(m, Tensor):
         return block(fn, names, args, line, n)
     outside, total = traced_for_all(block, fn, names, args, line, n)
     if total:
         return outside
     before_operator("cond")
-    given = Packing([read(name, x, line) for name, x in zip(names, args, strict=True)])
-    found = Packing(outside)
-    tensors = found.tensors(outside)
+    (given, form), (found, form_out) = flatten([*args]), flatten(outside)
+    tensors = tensors_of(found)
     if not tensors:
         return outside
     ref = needs_grad(tensors)
     code = Code(ref, tensors)
-    parts = [x for x in found.leaves if is_lane(x) or isinstance(x, Tensor)]
-    mapped = [is_lane(x) for x in parts]
-    shapes = [x.data.shape[1:] if is_lane(x) else x.shape for x in parts]
+    kinds: list[tuple[bool, Any, Any]] = []
+    for x in found:
+        if is_lane(x) or isinstance(x, Tensor):
+            data = x.data if type(x) is Lane else x
+            kinds.append((type(x) is Lane, data.shape[1:] if type(x) is Lane else data.shape, data.dtype))
 
     def run(*all_given: Tensor) -> tuple[Tensor, ...]:
         *flat, mask = all_given
-        own = given.values(even_gradients(flat))
-        return tuple(code.encode(found.tensors(block(fn, names, own, line, mask.shape[0]))))
+        own = unflatten(with_tensors(given, even_gradients(flat)), form)
+        return tuple(code.encode(tensors_of(flatten(block(fn, names, own, line, mask.shape[0]))[0])))
 
     def skip(*all_given: Tensor) -> tuple[Tensor, ...]:
         mask = all_given[-1]
-        sizes = [(mask.shape[0], *s) if lane else s for lane, s in zip(mapped, shapes, strict=True)]
-        zeros = [torch.zeros(s, dtype=x.dtype, device=mask.device) for s, x in zip(sizes, tensors, strict=True)]
+        zeros: list[Tensor] = []
+        for lane, shape, dtype in kinds:
+            size = (mask.shape[0], *shape) if lane else shape
+            zeros.append(torch.zeros(size, dtype=dtype, device=mask.device))
         return tuple(code.encode(zeros))
 
-    first, *others = [*given.tensors(list(args)), m]  # no two of which may share memory
+    first, *others = [*tensors_of(given), m]  # in memory of their own
     out = code.decode(torch.cond(m.any(), run, skip, (first.contiguous(), *[copied(x) for x in others])))
-    return found.values(own_gradients(out, ref))
+    return unflatten(with_tensors(found, own_gradients(out, ref)), form_out)
 
 
-class Packing:
-    """Values as a list of tensors, and back."""
+def tensors_of(leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors among leaves."""
+    out: list[Tensor] = []
+    for x in leaves:
+        data = x.data if type(x) is Lane else x
+        if isinstance(data, Tensor):
+            out.append(data)
+    return out
 
-    def __init__(self, values: Any) -> None:
-        self.flat = type(values) is list and not any([is_tree(x) for x in values])  # which is faster to trace
-        self.leaves, self.spec = (values, None) if self.flat else flatten(values)
 
-    def tensors(self, values: Any) -> list[Tensor]:
-        """The tensors of values of this form."""
-        out: list[Tensor] = []
-        for x in values if self.flat else flatten(values)[0]:
-            data = x.data if type(x) is Lane else x
-            if isinstance(data, Tensor):
-                out.append(data)
-        return out
-
-    def values(self, tensors: Sequence[Tensor]) -> Any:
-        """The values with other tensors."""
-        rest, leaves = iter(tensors), []
-        for x in self.leaves:
-            if type(x) is Lane and isinstance(x.data, Tensor):
-                leaves.append(lane_of(next(rest), x.number))
-            else:
-                leaves.append(next(rest) if isinstance(x, Tensor) else x)
-        return leaves if self.flat else unflatten(leaves, self.spec)
+def with_tensors(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
+    """Leaves with other tensors."""
+    out: list[Any] = []
+    k = 0
+    for x in leaves:
+        if isinstance(x.data if type(x) is Lane else x, Tensor):
+            out.append(lane_of(tensors[k], x.number) if type(x) is Lane else tensors[k])
+            k += 1
+        else:
+            out.append(x)
+    return out
 
 
 def decide(found: Any, n: int, line: int) -> Any:
@@ -136,16 +139,18 @@ def decide(found: Any, n: int, line: int) -> Any:
     """
     if not isinstance(found, (Lane, Tensor)):
         return True if found else False  # noqa: SIM210  # `bool` of a symbol is a symbol
-    data = as_lane(found, n).data
-    if not isinstance(data, Tensor) or any([size != 1 for size in data.shape[1:]]):
+    data = found.data if type(found) is Lane else as_lane(found, n).data
+    if not isinstance(data, Tensor):
         raise no_condition(data, line)
     if data.ndim == 1 and data.dtype == torch.bool:
         return data
+    if any([size != 1 for size in data.shape[1:]]):
+        raise no_condition(data, line)
     return data.reshape(n).bool()
 
 
 def check(found: Any, m: Mask, n: int, line: int, text: str) -> None:
-    """An assertion for those who come to it."""
+    """An assertion for the active examples."""
     test = decide(found, n, line)
     text = f"{text} (line {line})"
     if isinstance(test, bool):
@@ -158,13 +163,12 @@ def check(found: Any, m: Mask, n: int, line: int, text: str) -> None:
 
 
 def count(m: Mask, n: Any) -> Any:
-    """How many examples there are. Read from the mask inside of an operator, which takes no sizes from outside that
-    torch has computed (torch 2.13)."""
+    """The number of examples; in an operator that of its mask, since no computed size enters one (torch 2.13)."""
     return m.shape[0] if isinstance(m, Tensor) else n
 
 
 def split(m: Mask, test: Any) -> tuple[Mask, Mask]:
-    """Those for whom a test holds, and the others. A test on sizes may be a symbol, which is no `True`."""
+    """The active examples for which a test holds, and the others. A test on sizes may be a symbol."""
     if m is False:
         return False, False
     if not isinstance(test, Tensor):
@@ -173,47 +177,47 @@ def split(m: Mask, test: Any) -> tuple[Mask, Mask]:
 
 
 def either(a: Mask, b: Mask) -> Mask:
-    """Those of two ways."""
+    """The union of two masks."""
     if a is False or b is False:
         return b if a is False else a
     return None if a is None or b is None else a | b
 
 
 def union(masks: Iterable[Mask]) -> Mask:
-    """Those of several ways."""
+    """The union of several masks."""
     found: Mask = False
     for m in masks:
         found = either(found, m)
     return found
 
 
+def as_mask(m: Mask, n: int, device: Any) -> Tensor:
+    """A mask as a tensor."""
+    return m if isinstance(m, Tensor) else torch.full((n,), m is None, dtype=torch.bool, device=device)
+
+
 def enter(way: Mask, outer: Mask, values: Any, total: bool = False) -> Any:
-    """Values in which those who do not go a way have those of the first who does.
+    """Values in which inactive examples have those of the first active one.
 
     Args:
-        total: whether the code there cannot fail, whatever they are: then only gradients could
-            tell, which whole numbers have none of.
+        total: the code there cannot fail for any values; then only gradients need them, and integers have none.
     """
     if way is None or way is False or way is outer or (total and not torch.is_grad_enabled()):
         return values
-    first = first_true(way)
-
-    def fill(x: Any) -> Any:
-        if type(x) is not Lane:
-            return x
-        data = x.data
-        if not isinstance(data, Tensor):
-            return lane_of(rows_of_those(way, data)) if isinstance(data, NestedTensor) else x
-        if total and not (data.is_floating_point() or data.is_complex()):
-            return x
-        return lane_of(torch.where(like(way, data), data, data.index_select(0, first)), x.number)
-
-    if type(values) is not tuple:
-        return map_leaves(fill, values)
-    filled: list[Any] = []  # by a loop, which a graph is traced through faster
-    for x in values:
-        filled.append(fill(x) if type(x) is Lane else map_leaves(fill, x))
-    return tuple(filled)
+    leaves, form = flatten(values)
+    filled: list[Any] = []
+    first: Any = None
+    for x in leaves:
+        data = x.data if type(x) is Lane else None
+        if data is None or (total and isinstance(data, Tensor) and not (data.is_floating_point() or data.is_complex())):
+            filled.append(x)
+        elif isinstance(data, Tensor):
+            first = first_true(way) if first is None else first
+            here = way if data.ndim == 1 else way.reshape(-1, *[1] * (data.ndim - 1))
+            filled.append(lane_of(torch.where(here, data, data.index_select(0, first)), x.number))
+        else:
+            filled.append(lane_of(filled_rows(way, data)) if isinstance(data, NestedTensor) else x)
+    return unflatten(filled, form)
 
 
 def first_true(mask: Tensor) -> Tensor:
@@ -221,8 +225,8 @@ def first_true(mask: Tensor) -> Tensor:
     return mask.to(torch.int32).argmax().reshape(1)
 
 
-def rows_of_those(way: Tensor, x: NestedTensor) -> NestedTensor:
-    """A ragged batch in which the rows of those who do not go a way are the first row of those who do, or zeros."""
+def filled_rows(way: Tensor, x: NestedTensor) -> NestedTensor:
+    """A ragged batch in which rows of inactive examples are the first active row, or zeros."""
     dim = x.structure.packed_dim
     values = x.values.movedim(dim, 0)
     live = way[row_ids(x.structure, values.shape[0])]
@@ -232,38 +236,38 @@ def rows_of_those(way: Tensor, x: NestedTensor) -> NestedTensor:
 
 
 def meet(names: Sequence[str], ends: Sequence[End]) -> End:
-    """Those who reach one statement, with the values that they have."""
+    """The examples that reach one statement, with their values."""
     m, values = ends[0]
     for other, theirs in ends[1:]:
-        mine = chosen(m, other)
-        values = tuple([where(name, mine, a, b) for name, a, b in zip(names, values, theirs, strict=True)])
+        values = picked(names, chosen(m, other), values, theirs)
         m = either(m, other)
     return m, values
 
 
 def joined(names: Sequence[str], m: Mask, test: Any, ends: Sequence[End]) -> tuple[Any, ...]:
-    """The values behind a test of those who came to it, all of whom are here."""
+    """The values after a branch that no example leaves early."""
     if len(ends) == 1:
         return ends[0][1]
     (a, yes), (b, no) = ends
-    mine = test if m is None else chosen(a, b)
-    return tuple([where(name, mine, x, y) for name, x, y in zip(names, yes, no, strict=True)])
+    return picked(names, test if m is None else chosen(a, b), yes, no)
 
 
 def chosen(a: Tensor, b: Tensor) -> Tensor:
-    """Who takes the values of way `a` where `a` and `b` meet: those of `a`, and who went neither, if any went `a`."""
+    """Where masks `a` and `b` meet, the examples with the values of `a`: those of `a`, and, if it has any, those of
+    neither."""
     return ~b & a.any()
 
 
-def where(name: str, mine: Tensor, a: Any, b: Any) -> Any:
-    """The value of each example, from one of two ways."""
-    if a is UNDEFINED or b is UNDEFINED:
-        return b if a is UNDEFINED else a
-    return choose(name, mine, a, b)
+def picked(names: Sequence[str], mine: Tensor, a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
+    """The values of each example: those of `a` where a mask is true, else those of `b`."""
+    out: list[Any] = []
+    for name, x, y in zip(names, a, b, strict=True):
+        out.append(y if x is UNDEFINED else x if y is UNDEFINED else choose(name, mine, x, y))
+    return tuple(out)
 
 
 def finished(returns: list[End], ends: list[End]) -> Any:
-    """What the examples return.
+    """The results of the examples.
 
     Raises:
         StructureError: some get to the end of the function, others return a value.
@@ -272,3 +276,117 @@ def finished(returns: list[End], ends: list[End]) -> Any:
         raise no_return()
     whole = [*returns, *[(m, (None,)) for m, _ in ends]]
     return meet([RESULT], whole)[1][0]
+
+
+# -- rounds of a loop
+
+
+def finish(
+    names: tuple[str, ...], old: tuple[Any, ...], ends: list[End], going: Mask, left: Mask, broke: Mask,
+    returns: list[End],
+) -> Round:  # fmt: skip
+    """The outcome of a round; `ends` has the examples that have not returned."""
+    moved, carry = meet(names, ends) if ends else (False, old)
+    out, value = meet([RESULT], returns) if returns else (False, (UNDEFINED,))
+    return going, left, broke, out, value[0], carry, moved
+
+
+def followed(names: tuple[str, ...], before: State, now: Round, alone: bool = True) -> State:
+    """The state after a round, where other examples left, broke off or returned before it.
+
+    Args:
+        alone: all other examples are among these; else some may wait in inner loops.
+    """
+    value, moved = now[4], now[6]
+    if now[3] is False:
+        value = before[4]
+    elif before[3] is not False:
+        value = picked([RESULT], now[3], [value], [before[4]])[0]
+    unmixed = alone and before[1] is False and before[2] is False
+    carry = now[5] if unmixed else kept(names, moved, now[5], before[5])
+    return (now[0], either(before[1], now[1]), either(before[2], now[2]), either(before[3], now[3]), value, carry)
+
+
+def kept(names: Sequence[str], moved: Mask, new: Sequence[Any], old: Sequence[Any]) -> tuple[Any, ...]:
+    """The new values of examples that have some, and the old ones of the others."""
+    if moved is False:
+        return tuple(old)
+    if moved is None:
+        return tuple([b if a is UNDEFINED else a for a, b in zip(new, old, strict=True)])
+    return picked(names, moved, new, old)
+
+
+def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: int) -> tuple[list[Any], Any, bool]:
+    """Values in a form that a round keeps, the outcome of a round, and True if that is of this form as it is.
+
+    Args:
+        step: `(values, inside) -> (inside, most, ..., values)`; `inside` are the inner loops that examples wait in,
+            `most` is a bound on the number of rounds, or None.
+
+    Raises:
+        StructureError: their form changes with each round.
+    """
+    values, inside = [x if x is UNDEFINED else begun(x, n) for x in values], ()
+    before_operator("while_loop")
+    for _ in range(ROUNDS):
+        found = trace_outside(step, values, inside)
+        pairs = zip(keys, values, found[-1], strict=True)
+        values = [in_loop(name, before, after, n, found[1]) for name, before, after in pairs]
+        now = fitted(keys, values, found[-1], n)
+        same = found[0] == inside
+        own = True
+        for x, y, new in zip(values, now, found[-1], strict=True):
+            alike = type(x) is Lane and x is y  # Dynamo does not compare trees so (torch 2.13)
+            same = same and (x is UNDEFINED or alike or form_of(x) == form_of(y))
+            own = own and (y is UNDEFINED or (alike and new is not UNDEFINED))
+        if same:
+            return now, found, own
+        values, inside = now, found[0]
+    got, hint = "one that changes with each round", "keep shapes and dtypes; collect results in a tensor of fixed size"
+    raise StructureError(message(OP, "values of one form in a loop", got, hint=hint))
+
+
+def form_of(tree: Any) -> list[Any]:
+    """What a loop compares of a value: of each tensor its dtype and shape, and other leaves."""
+    return [(x.data.dtype, x.data.shape[1:], x.number) if is_lane(x) else x for x in flatten(tree)[0]]
+
+
+def fitted(names: Sequence[str], before: Sequence[Any], after: Sequence[Any], n: int) -> list[Any]:
+    """Values before a round in the form that they have after it."""
+    out: list[Any] = []
+    for name, a, b in zip(names, before, after, strict=True):
+        if b is UNDEFINED or both_plain(a, b):
+            out.append(a)
+        elif a is UNDEFINED:
+            out.append(map_leaves(lambda y: zeros(promoted(y, n)), b))
+        else:
+            out.append(by_leaves(name, [a, b], [n, n], as_first))
+    return out
+
+
+def as_first(name: str, leaves: Sequence[Any], counts: Sequence[Any]) -> Any:
+    """The first of two leaves in the form of both."""
+    return combine(name, leaves, counts, lambda parts, dtype: parts[0].to(dtype), one_batch=True)
+
+
+def promoted(x: Any, n: int) -> Any:
+    """A leaf that a loop carries: tensors and numbers as lanes, integers without a mark that they are numbers."""
+    if not isinstance(x, (Lane, Tensor, *NUMBERS)):
+        return x
+    found = as_lane(x, n)
+    return lane_of(found.data) if found.number and not found.data.is_floating_point() else found
+
+
+def zeros(x: Any) -> Any:
+    """Zeros in place of a missing value, which are never read."""
+    return lane_of(torch.zeros_like(x.data), x.number) if is_lane(x) else x
+
+
+def begun(x: Any, n: int) -> Any:
+    """A value before the first round: promoted, in memory of its own."""
+    return map_leaves(lambda leaf: apart(promoted(leaf, n)), x)
+
+
+def apart(x: Any) -> Any:
+    """A leaf in memory of its own: an operator takes no two tensors that share it."""
+    return lane_of(copied(x.data), x.number) if is_lane(x) else copied(x) if isinstance(x, Tensor) else x

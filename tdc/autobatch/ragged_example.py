@@ -1,15 +1,13 @@
-"""One example of a ragged batch, as a block sees it: its rows, its sizes, and all that is computed with it as a whole.
+"""One example of a ragged batch, as a block sees it.
 
-A block runs under one level of vmap, where a dense value that differs between examples is a tensor of one. A ragged
-value is no tensor there: a `RaggedExample` keeps the batch whole. An operation on it leaves the level, runs once for
-the batch, as the table in `per_example` says, and its results enter the level again.
-
-Invariants: an operation that the table lacks is refused in words; so is one under another transform than the block's.
+A block runs under one level of vmap, where a dense value of each example is a batched tensor. A `RaggedExample` keeps
+its batch whole instead: an operation on it leaves the level, runs once for the batch, as the table in `per_example`
+says, and its results enter the level again. Operations without a row, and other transforms, are refused.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +22,15 @@ from tdc.core.typing import Op
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import map_results, ragged_sizes
 
-DETACHED = "x.detach()"  # for `x.data`, which vmap has of no tensor
+DETACHED = "x.detach()"  # instead of `x.data`, which vmap lacks
 
 
 class RaggedExample:
     """An example of a batch, any dims of which may be ragged.
 
     Attributes:
-        batch: the whole batch, its examples in front.
-        level: that of the block.
+        batch: the whole batch; dim 0 counts examples.
+        level: the vmap level of the block.
     """
 
     is_nested = is_sparse = is_quantized = False
@@ -71,7 +69,7 @@ class RaggedExample:
 
     @property
     def T(self) -> Any:
-        return torch.t(self)  # type: ignore[arg-type]  # what has no more than two dims
+        return torch.t(self)  # type: ignore[arg-type]  # an example of at most two dims
 
     @property
     def mT(self) -> Any:
@@ -81,7 +79,7 @@ class RaggedExample:
         return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
-        """The sizes; that of a ragged dim is a 0-d tensor."""
+        """The sizes, or one of them; that of a ragged dim is a 0-d tensor."""
         if dim is None:
             return self.shape
         x, d = self.batch, normal_dim(dim, self.ndim, "size") + 1
@@ -97,25 +95,6 @@ class RaggedExample:
 
     def new_tensor(self, data: Any, **options: Any) -> Tensor:
         return self.batch.values.new_tensor(data, **options)
-
-    def new_zeros(self, *size: Any, **options: Any) -> Any:
-        return self.new("new_zeros", size, options)
-
-    def new_ones(self, *size: Any, **options: Any) -> Any:
-        return self.new("new_ones", size, options)
-
-    def new_empty(self, *size: Any, **options: Any) -> Any:
-        return self.new("new_empty", size, options)
-
-    def new_full(self, size: Any, fill_value: Any, **options: Any) -> Any:
-        return self.new("new_full", (size, fill_value), options)
-
-    def new(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """A tensor that all share, or one as ragged as this where a size is that of a ragged dim."""
-        sizes = args[0] if args and isinstance(args[0], (tuple, list)) else args
-        if any([isinstance(n, Tensor) and is_batched(n) for n in sizes]):
-            return run(table.row_of(getattr(torch.Tensor, name)), (self, *args), options)
-        return getattr(self.batch.values, name)(*args, **options)
 
     def unbind(self, dim: int = 0) -> Any:
         return torch.unbind(self, dim)  # type: ignore[arg-type]  # an example
@@ -147,7 +126,7 @@ class RaggedExample:
 
 
 def example_in(x: Any) -> RaggedExample | None:
-    """The first example among arguments, of lists of them as well."""
+    """The first example among arguments, in lists as well."""
     for a in x:
         if isinstance(a, RaggedExample):
             return a
@@ -158,29 +137,19 @@ def example_in(x: Any) -> RaggedExample | None:
 
 
 def run(row: str, args: Any, kwargs: Any) -> Any:
-    """What a row of the table gives, for the whole batch.
-
-    Raises:
-        UnsupportedError: another transform than that of the block is in effect.
-    """
-    first = example_in((*args, *kwargs.values()))
-    level = current_level()
-    if first is None or first.level != level:
-        refuse_level()
-    given = [whole(a, level) for a in args]
+    """The result of a row of the table, for the whole batch."""
+    level = level_of(example_in((*args, *kwargs.values())))
     named = {name: whole(a, level) for name, a in kwargs.items()}
-    with outside():
-        found = table.call(row, given, named)
-    return examples(found, level)
+    return computed(table.call, row, [whole(a, level) for a in args], named)
 
 
-def refuse_level() -> NoReturn:
-    """
-    Raises:
-        UnsupportedError: always.
-    """
-    hint = "transform the function of batch from outside"
-    table.refuse("a ragged example in a transform of torch.func", hint, "no transform between a block and its examples")
+def level_of(x: RaggedExample | None) -> int:
+    """The level of the block; UnsupportedError where an example is used in another transform."""
+    level = current_level()
+    if x is None or x.level != level:
+        expected, hint = "no transform between a block and its examples", "transform the function of batch from outside"
+        table.refuse("a ragged example in a transform of torch.func", hint, expected)
+    return level
 
 
 def whole(x: Any, level: int) -> Any:
@@ -207,9 +176,7 @@ def examples(x: Any, level: int) -> Any:
 
 def indexed(x: RaggedExample, entries: Any) -> Any:
     """`x[entries]`."""
-    level = current_level()
-    if level != x.level:
-        refuse_level()
+    level = level_of(x)
     several = isinstance(entries, tuple) and not isinstance(entries, index.Span)
     parts = [index_entry(e, level) for e in (entries if several else (entries,))]
     return computed(index.picked, x.batch, parts)
@@ -230,23 +197,23 @@ def looked_up(table_: Tensor, x: RaggedExample) -> Any:
 
 
 def first_rows(x: Tensor, span: index.Span) -> Any:
-    """`x[start:stop]` of a dense tensor, with an end that each example has: as many rows as it says."""
+    """`x[start:stop]` of a dense tensor, with an end of each example."""
     level = current_level()
     return computed(index.first_rows, whole(x, level), index_entry(span, level))
 
 
 def picked_way(taken: Any, yes: RaggedExample, no: RaggedExample) -> Any:
-    """`yes if taken else no` of whole examples, which may have different lengths."""
+    """`yes if taken else no` of examples, which may have different lengths."""
     return computed(index.picked_way, whole(taken, yes.level), yes.batch, no.batch)
 
 
 def put_rows(x: RaggedExample, entries: Any, value: Any) -> Any:
-    """What `x` is after `x[entries] = value`."""
+    """The value of `x` after `x[entries] = value`."""
     return computed(index.put_rows, x.batch, index_entry(entries, x.level), whole(value, x.level))
 
 
 def computed(fn: Op, *args: Any) -> Any:
-    """What a function of the whole batch gives, as that of one example."""
+    """The result of a function of the whole batch, as that of one example."""
     level = current_level()
     with outside():
         found = fn(*args)
@@ -264,7 +231,7 @@ def as_method(op: Any, name: str) -> Op:
 
 
 def as_operator(op: Any, name: str, turned: bool = False) -> Op:
-    """An operator that runs the row of an operation; `turned` has the operands the other way round."""
+    """An operator that runs the row of an operation; `turned` swaps the operands."""
 
     def method(self: RaggedExample, other: Any) -> Any:
         if not isinstance(other, (RaggedExample, Tensor, int, float, complex)):
@@ -275,12 +242,27 @@ def as_operator(op: Any, name: str, turned: bool = False) -> Op:
     return method
 
 
+def maker(name: str) -> Op:
+    """`new_zeros` or the like: a shared tensor, or one as ragged as `x` where a size is that of a ragged dim."""
+
+    def method(self: RaggedExample, *args: Any, **options: Any) -> Any:
+        args = (options.pop("size"), *args) if "size" in options else args
+        sizes = args[0] if args and isinstance(args[0], (tuple, list)) else args
+        if any([isinstance(n, Tensor) and is_batched(n) for n in sizes]):
+            return run(table.row_of(getattr(torch.Tensor, name)), (self, *args), options)
+        return getattr(self.batch.values, name)(*args, **options)
+
+    return method
+
+
 for _name, _op in OPERATORS.items():
     setattr(RaggedExample, f"__{_name}__", as_operator(_op, f"__{_name}__"))
 for _name, _op in UNARY_OPERATORS.items():
     setattr(RaggedExample, f"__{_name}__", as_method(_op, f"__{_name}__"))
 for _name in REFLECTED:
     setattr(RaggedExample, f"__r{_name}__", as_operator(OPERATORS[_name], f"__r{_name}__", _name in SWAPPED))
+for _name in ("new_zeros", "new_ones", "new_empty", "new_full"):
+    setattr(RaggedExample, _name, maker(_name))
 for _name in dir(torch.Tensor):
     _method = getattr(torch.Tensor, _name)
     _own = not _name.startswith("_") and not hasattr(RaggedExample, _name) and callable(_method)

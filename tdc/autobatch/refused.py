@@ -1,8 +1,8 @@
-"""What code for one example may not say, wherever it stands: that is found when a function is decorated.
+"""Code that is refused anywhere in a function when it is decorated: changes of objects, output, late names.
 
-A value of a batch is never changed where it is: the statements `x[i] = v`, `x += e` and `o.append(v)` give the name a
-new value. A call that would change an object inside an expression has no such reading. What gives a new value and puts
-it under the old name, as TensorDict does in `value, td = td.pop("a")`, is no change of an object.
+Values of a batch are never changed in place: the statements `x[i] = v`, `x += e` and `o.append(v)` assign the name a
+new value. A call that changes an object inside an expression cannot be read so. A call whose result replaces its
+object, as in `value, td = td.pop("a")` of a TensorDict, changes none.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tdc.autobatch.hoist import given_in
+from tdc.autobatch.hoist import given_in, names_in
 from tdc.autobatch.source import OP, Source, every_argument
 from tdc.autobatch.syntax import Names
 from tdc.autobatch.tree import Block
 from tdc.core.errors import UnsupportedError, message
 
-TAKES = {  # what gives a value, too; `o` stands for the object
+TAKES = {  # methods that also return a value, and what to write instead; `o` is the object
     "pop": "last, o = o[-1], o[:-1]",
     "popitem": "read o[key], and leave it there",
     "setdefault": "if key not in o: o[key] = value",
@@ -49,7 +49,7 @@ WAITS = {ast.Yield: "yield", ast.YieldFrom: "yield from", ast.Await: "await"}
 
 
 def check(source: Source, names: Iterable[str]) -> None:
-    """Refuse what changes an object, prints or waits; `names` are the local ones.
+    """Refuse code that changes an object, prints or waits; `names` are the local ones.
 
     Raises:
         UnsupportedError: there is such code.
@@ -59,11 +59,12 @@ def check(source: Source, names: Iterable[str]) -> None:
     refuse_late_names(source, nodes, local)
     refuse_overwritten(source, nodes)
     statements = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
-    new = {id(n.value): targets_of(n) for n in nodes if isinstance(n, ast.Assign)}
+    assigns = [n for n in nodes if isinstance(n, ast.Assign)]
+    new = {id(n.value): {name for t in n.targets for name in names_in(t, ast.expr_context)} for n in assigns}
     for node in nodes:
         if type(node) in WAITS:
-            word = WAITS[type(node)]
-            raise refusal(source, node, f"`{word}`", "return the results, as a tuple or a tensor")
+            hint = "return the results, as a tuple or a tensor"
+            raise refusal(source, node, f"`{WAITS[type(node)]}`", hint)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             text = f"an attribute that is set, {ast.unparse(node)!r},"
             raise refusal(source, node, text, "keep it in a local name and return it")
@@ -77,50 +78,47 @@ def check(source: Source, names: Iterable[str]) -> None:
                 raise refusal(source, node, text, hint)
 
 
+def kept_in(nodes: Iterable[ast.AST], keeper: str = "") -> list[ast.Lambda | ast.GeneratorExp]:
+    """The lambdas and generators that are kept: no argument of a call, but of a method `keeper`."""
+    nodes = [*nodes]
+    calls = [n for n in nodes if isinstance(n, ast.Call) and not (keeper and getattr(n.func, "attr", "") == keeper)]
+    used = {id(part) for call in calls for part in (*call.args, *[k.value for k in call.keywords])}
+    return [n for n in nodes if isinstance(n, (ast.Lambda, ast.GeneratorExp)) and id(n) not in used]
+
+
+def kind_of(node: ast.AST) -> str:
+    return "lambda" if isinstance(node, ast.Lambda) else "generator"
+
+
 def refuse_kept(source: Source, blocks: Iterable[Block], differing: frozenset[str]) -> None:
-    """Refuse a lambda, or generator, that reads what differs between examples and is needed behind its block: there
-    other examples may be, or the same in another order.
+    """Refuse a lambda or generator that reads values of each example and outlives its block: other examples, or another
+    order of them, may be there.
 
     Raises:
         UnsupportedError: there is one.
     """
-    for block in blocks:
-        for stmt in block.body:
-            calls = [n for n in ast.walk(stmt) if isinstance(n, ast.Call)]
-            used = {id(part) for call in calls for part in (*call.args, *[k.value for k in call.keywords])}
-            stores = {n.id for n in ast.walk(stmt) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            for node in ast.walk(stmt):
-                if isinstance(node, (ast.Lambda, ast.GeneratorExp)) and id(node) not in used:
-                    found = Names(differing)
-                    found.visit(node)
-                    if found.reads and stores & {*block.wanted}:
-                        kind = "lambda" if isinstance(node, ast.Lambda) else "generator"
-                        text = f"a {kind} that reads {next(iter(found.reads))!r} and is kept for other statements,"
-                        raise refusal(source, node, text, "a function outside, of all that it reads")
+    for stmt, wanted in [(stmt, block.wanted) for block in blocks for stmt in block.body]:
+        for node in kept_in(ast.walk(stmt)) if names_in(stmt, ast.Store) & {*wanted} else []:
+            name = next(iter(Names(differing, node).reads), None)
+            if name is not None:
+                text = f"a {kind_of(node)} that reads {name!r} and is kept for other statements,"
+                raise refusal(source, node, text, "a function outside, of all that it reads")
 
 
 def refuse_late_names(source: Source, nodes: list[ast.AST], local: set[str]) -> None:
-    """Refuse a lambda, or generator, that is kept and reads a name which gets another value: Python would read the
-    value of the moment when it is called, a block has that of the moment when it was made."""
-    kept = [n for n in nodes if isinstance(n, (ast.Lambda, ast.GeneratorExp))]
-    if not kept:
-        return
-    calls = [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "attr", "") != "append"]
-    used = {id(part) for call in calls for part in (*call.args, *[k.value for k in call.keywords])}
-    given = Counter([*[arg.arg for arg in every_argument(source.tree.args)], *given_in(source.tree)])
+    """Refuse a kept lambda or generator that reads a name assigned twice: Python reads the value of the time of the
+    call, a block that of the time when it was made."""
+    kept = kept_in(nodes, "append")
+    given = Counter([*[arg.arg for arg in every_argument(source.tree.args)], *given_in(source.tree)]) if kept else {}
     for node in kept:
-        if id(node) not in used:
-            found = Names(frozenset(local))
-            found.visit(node)
-            late = [name for name in found.reads if given[name] > 1]
-            if late:
-                kind = "lambda" if isinstance(node, ast.Lambda) else "generator"
-                text = f"a {kind} that reads {late[0]!r}, which gets another value,"
-                raise refusal(source, node, text, f"keep what it reads under a name of its own: now = {late[0]}")
+        late = [name for name in Names(frozenset(local), node).reads if given[name] > 1]
+        if late:
+            text = f"a {kind_of(node)} that reads {late[0]!r}, which gets another value,"
+            raise refusal(source, node, text, f"keep what it reads under a name of its own: now = {late[0]}")
 
 
 def refuse_overwritten(source: Source, nodes: list[ast.AST]) -> None:
-    """Refuse an expression that reads a name and gives it another value behind that: a block gives it first."""
+    """Refuse an expression that reads a name and assigns it after that: a block assigns it first."""
     for owner in [node for node in nodes if isinstance(node, (ast.stmt, ast.match_case))]:
         for part in [part for part in ast.iter_child_nodes(owner) if isinstance(part, ast.expr)]:
             found = Overwritten(owner.target if isinstance(owner, ast.AugAssign) else None)
@@ -132,14 +130,14 @@ def refuse_overwritten(source: Source, nodes: list[ast.AST]) -> None:
 
 
 class Overwritten(ast.NodeVisitor):
-    """Finds where an expression gives a name a value that it read before, in the order in which Python evaluates it.
+    """Finds where an expression assigns a name that it read before, in the order in which Python evaluates it.
 
     Args:
         target: what `+=` reads first.
     """
 
     def __init__(self, target: ast.AST | None = None) -> None:
-        self.read = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)} if target else set[str]()
+        self.read = names_in(target, ast.expr_context) if target else set[str]()
         self.late: ast.NamedExpr | None = None
 
     def visit_Name(self, node: ast.Name) -> None:
@@ -159,7 +157,7 @@ class Overwritten(ast.NodeVisitor):
         self.visit_apart([node.test, node.body, node.orelse])
 
     def visit_apart(self, parts: list[ast.expr]) -> None:
-        """Parts that are statements of their own where one of them gives a name a value."""
+        """Visit parts that become statements of their own where one of them assigns a name."""
         before, after = self.read, set[str]()
         for part in parts:
             self.read = {*before}
@@ -172,8 +170,8 @@ def change(call: ast.Call, func: ast.Attribute, local: set[str], alone: bool, ta
     """What to write instead of a method that changes its object; empty for any other.
 
     Args:
-        alone: whether the call is a statement.
-        targets: the names that its result is given to.
+        alone: True if the call is a statement.
+        targets: the names that its result is assigned to.
     """
     name, owner = func.attr, func.value
     if name.endswith("_") and any(hasattr(space, name) for space in IN_PLACE):
@@ -183,20 +181,19 @@ def change(call: ast.Call, func: ast.Attribute, local: set[str], alone: bool, ta
     attribute = any(isinstance(n, ast.Attribute) for n in ast.walk(owner))
     hint = (TAKES | CHANGES).get(name, "")
     if alone:
-        if name == "append" and isinstance(owner, ast.Name):  # a form of its own
+        if name == "append" and isinstance(owner, ast.Name):  # a node of its own
             return ""
-    elif name == "sort" or (name in CHANGES and attribute):  # gives a value, as that of tensors does
+    elif name == "sort" or (name in CHANGES and attribute):  # returns a value, as the method of tensors does
         return ""
     return "copy it to a local name, and give that a new value" if hint and attribute else spelled(hint, owner)
 
 
 def in_place(call: ast.Call, name: str, owner: ast.expr, local: set[str]) -> str:
-    """What to write instead of a method, or function of torch, that ends with one underscore."""
+    """What to write instead of a method, or function of torch, whose name ends with one underscore."""
     begin = owner
     while isinstance(begin, ast.Call) and isinstance(begin.func, ast.Attribute):
         begin = begin.func.value
-    attribute = any(isinstance(n, ast.Attribute) for n in ast.walk(begin))
-    own = root(begin) in local and not attribute
+    own = root(begin) in local and not any(isinstance(n, ast.Attribute) for n in ast.walk(begin))
     if own and begin is owner and name in INSTEAD:
         return spelled(INSTEAD[name], owner)
     text = re.sub(r"(?<=\w)_\(", "(", ast.unparse(call))
@@ -209,15 +206,10 @@ def spelled(hint: str, owner: ast.expr) -> str:
 
 
 def root(expr: ast.expr) -> str:
-    """The name that attributes and elements begin with; empty where it is no name."""
+    """The name that attributes and elements begin with; empty for other code."""
     while isinstance(expr, (ast.Attribute, ast.Subscript)):
         expr = expr.value
     return expr.id if isinstance(expr, ast.Name) else ""
-
-
-def targets_of(stmt: ast.Assign) -> set[str]:
-    """The names that an assignment gives values."""
-    return {n.id for target in stmt.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
 
 
 def refusal(source: Source, node: ast.AST, text: str, hint: str) -> UnsupportedError:

@@ -1,6 +1,6 @@
-"""The source of a function as a syntax tree, and pieces of it as functions that see the same globals and closures.
+"""The source of a function as a syntax tree, and pieces of it as functions with the same globals and closure.
 
-Pieces keep the file and the lines of the user, so that tracebacks and debuggers point there.
+Pieces keep the user's file and lines, so that tracebacks and debuggers point there.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import count, takewhile
 from types import CellType, CodeType, FunctionType
 from typing import Any, TypeGuard, TypeVar
 
 from tdc.core.errors import DtypeError, TdcError, UnsupportedError, describe, message
 
 OP = "batch"
-HELPERS = "__tdc"  # the name by which pieces reach `in_block`
+HELPERS = "__tdc"  # the name of `in_block` in pieces
 NUMBERS = count()
 
 
@@ -31,7 +31,7 @@ class Source:
     Attributes:
         fn: the function.
         tree: its definition; line numbers are those of the file.
-        filename: the file, or what stands for it in tracebacks.
+        filename: the file, or its name in tracebacks.
     """
 
     fn: Any  # FunctionType
@@ -48,7 +48,7 @@ class Source:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """A block whose errors, where they are ours, have a note of the line they arose on."""
+        """Add the line to errors of tdc that a block raises."""
         try:
             yield
         except TdcError as error:
@@ -63,9 +63,9 @@ def read(fn: Any, text: Any = None) -> Source:
     """The source of a function, from its file or notebook, or given as text.
 
     Raises:
-        DtypeError: no Python function; the text is none.
-        UnsupportedError: its source is not to be had or that of another function, it is a lambda, a generator, or
-            asynchronous, or another decorator has wrapped it.
+        DtypeError: it is not a Python function, or the text not a str.
+        UnsupportedError: its source cannot be read or is that of another function; it is a lambda or asynchronous, or
+            another decorator has wrapped it.
     """
     if not isinstance(fn, FunctionType):
         hint = "decorate the function or method itself, below other decorators"
@@ -92,14 +92,15 @@ def read(fn: Any, text: Any = None) -> Source:
         got, hint = "an asynchronous one", "write def f(x): return ..."
         raise UnsupportedError(message(OP, "a function that begins with def", got, hint=hint))
     explicit(tree, fn)
-    arguments = [a.arg for a in every_argument(tree.args)]
-    if arguments != [*fn.__code__.co_varnames[: len(arguments)]] or len(arguments) != number_of_arguments(fn.__code__):
+    code, stars = fn.__code__, (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
+    count = code.co_argcount + code.co_kwonlyargcount + sum([bool(code.co_flags & star) for star in stars])
+    if [a.arg for a in every_argument(tree.args)] != [*code.co_varnames[:count]]:
         raise unreadable(fn, "has other arguments")
     return Source(fn, tree, filename)
 
 
 def unreadable(fn: FunctionType, why: str) -> UnsupportedError:
-    """What to do about a function whose source is not to be had."""
+    """The error for a function whose source cannot be used."""
     got, hint = f"{fn.__name__!r}, whose source {why}", "tdc.batch(fn, source=text)"
     return UnsupportedError(message(OP, "a function with its source", got, hint=hint))
 
@@ -108,10 +109,10 @@ def definition_in(text: str, first: int, fn: FunctionType) -> ast.FunctionDef | 
     """The definition of a function in a text that begins at line `first`; of several the one in the same place.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: the text is not Python, or defines other functions.
     """
     begin = next((line for line in text.splitlines() if line.strip()), "")
-    inside = begin[:1].isspace()  # a block of something; `dedent` would take its comments and texts for code
+    inside = begin[:1].isspace()  # an indented block; `dedent` would change its strings
     try:
         above = "\n" * (first - 1 - inside)
         module = ast.parse(f"{above}if True:\n{text}" if inside else above + text)
@@ -122,7 +123,8 @@ def definition_in(text: str, first: int, fn: FunctionType) -> ast.FunctionDef | 
     for path, node in definitions_in(module, ()):
         if node.name == fn.__name__:
             line = min([node.lineno, *[d.lineno for d in node.decorator_list]])
-            key = common_end(path, place), line == fn.__code__.co_firstlineno, node.lineno
+            common = [a == b for a, b in zip(reversed(path), reversed(place), strict=False)]
+            key = len([*takewhile(bool, common)]), line == fn.__code__.co_firstlineno, node.lineno
             best = (key, node) if best is None or key > best[0] else best
     if best is None:
         raise unreadable(fn, "holds something else")
@@ -130,7 +132,7 @@ def definition_in(text: str, first: int, fn: FunctionType) -> ast.FunctionDef | 
 
 
 def definitions_in(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every definition of a function, with the names of the classes and functions around it and its own."""
+    """Each definition of a function, with its name after those of the classes and functions around it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             inner = (*path, child.name)
@@ -141,27 +143,17 @@ def definitions_in(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[tuple
             yield from definitions_in(child, path)
 
 
-def common_end(a: Sequence[str], b: Sequence[str]) -> int:
-    """How many names two paths have in common at their ends."""
-    n = 0
-    while n < min(len(a), len(b)) and a[-n - 1] == b[-n - 1]:
-        n += 1
-    return n
-
-
 def every_argument(args: ast.arguments) -> list[ast.arg]:
     """The arguments of a definition, in the order of its code."""
     return [*args.posonlyargs, *args.args, *args.kwonlyargs, *[a for a in (args.vararg, args.kwarg) if a]]
 
 
-def number_of_arguments(code: CodeType) -> int:
-    stars = [code.co_flags & flag for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)]
-    return code.co_argcount + code.co_kwonlyargcount + sum([bool(star) for star in stars])
-
-
 def explicit(tree: ast.FunctionDef, fn: FunctionType) -> None:
-    """Write out what Python takes from the class around a function: its private names, and what `super()` means."""
-    owner = class_of(fn.__qualname__).lstrip("_")
+    """Write out what Python takes from the class around a function: private names, and the arguments of `super()`."""
+    parts = fn.__qualname__.split(".")[:-1]
+    while parts and parts[-1] == "<locals>":
+        parts = parts[:-2]
+    owner = parts[-1].lstrip("_") if parts else ""
     first = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)][:1]
     within = ["__class__", *first] if first and "__class__" in fn.__code__.co_freevars else []
     for node in ast.walk(tree):
@@ -174,19 +166,9 @@ def explicit(tree: ast.FunctionDef, fn: FunctionType) -> None:
             node.args = node.args or [located(ast.Name(name, ast.Load()), node) for name in within]
 
 
-def class_of(qualname: str) -> str:
-    """The class around a function, also one inside a method; empty for none."""
-    parts = qualname.split(".")[:-1]
-    while parts and parts[-1] == "<locals>":
-        parts = parts[:-2]
-    return parts[-1] if parts else ""
-
-
 def local_names(source: Source) -> frozenset[str]:
-    """Parameters and names that the function assigns.
-
-    From Python 3.12 on its code also names what comprehensions in it assign, which nothing outside of them sees.
-    """
+    """Parameters and names that the function assigns, without targets of comprehensions, which code of Python 3.12
+    and later also names."""
     code = source.fn.__code__
     inside = [n for part in source.code if isinstance(part, ast.comprehension) for n in ast.walk(part.target)]
     hidden = {id(n) for n in inside}
@@ -205,7 +187,7 @@ PLACED = (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.ExceptHandler, ast.alias
 
 
 def located(new: New, old: ast.AST) -> New:
-    """New code in the place of old code; parts of it that have a place keep it, with all that is in them."""
+    """New code in the place of old code; parts of it that have a place keep it."""
     place = {name: getattr(old, name) for name in PLACE}
     todo: list[ast.AST] = [new]
     vars(new).update(place)
@@ -219,7 +201,7 @@ def located(new: New, old: ast.AST) -> New:
 
 
 def definition(name: str, reads: Sequence[str], body: list[ast.stmt], line: int) -> ast.FunctionDef:
-    """A function of the names that it reads."""
+    """The definition of a function of the names that it reads."""
     args = ast.arguments([], [ast.arg(r) for r in reads], None, [], [], None, [])
     where: dict[str, Any] = {"lineno": line, "end_lineno": line, "col_offset": 0, "end_col_offset": 0}
     made: Any = ast.FunctionDef(name, args, body, [], None, **where)
@@ -235,10 +217,8 @@ def functions(source: Source, definitions: list[ast.FunctionDef], helpers: Any) 
     cells[HELPERS] = CellType(helpers)
     outer = definition("__tdc_outer", list(cells), [*definitions, ast.Pass()], source.tree.lineno)
     code: Any = compile(ast.Module([outer], []), source.filename, "exec").co_consts[0]
-    assert isinstance(code, CodeType)
-    inner: list[CodeType] = [c for c in code.co_consts if isinstance(c, CodeType)]
     made: dict[str, FunctionType] = {}
-    for c in inner:
+    for c in [c for c in code.co_consts if isinstance(c, CodeType)]:
         closure = tuple([cells[name] for name in c.co_freevars])
         made[c.co_name] = FunctionType(c, fn.__globals__, c.co_name, None, closure)
     return made

@@ -1,23 +1,23 @@
-"""Expressions of a block: Python's `and`, `or`, `not`, `if else`, chained comparisons and indices as calls of helpers.
+"""Expressions of a block: `and`, `or`, `not`, `if else`, chained comparisons and indices as calls of helpers.
 
-`in_block` has the helpers: the same as Python's for Python values, element by element for tensors.
+The helpers are in `in_block`: Python's meaning for Python values, element by element for tensors.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
-from tdc.autobatch.source import HELPERS, located
+from tdc.autobatch.source import HELPERS, every_argument, located
 from tdc.autobatch.tree import TEMPORARY
 
-SAFE = (  # calls that a test may run for examples that it does not concern
+SAFE = (  # calls in a test that may run for inactive examples
     "sum", "mean", "any", "all", "abs", "size", "dim", "numel", "norm", "ndim", "len", "isinstance", "float", "bool",
     "eq", "ne", "lt", "le", "gt", "ge", "length", "is_instance", "is_tensor", "as_bool",
 )  # fmt: skip
 FAILING = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-TOTAL = frozenset((  # calls that are finite, with finite derivatives, of ragged examples as well; else nodes are asked
+TOTAL = frozenset((  # calls with finite results and derivatives, of ragged examples as well; else the graph decides
     *SAFE, "tanh", "sigmoid", "relu", "gelu", "silu", "softplus", "softmax", "log_softmax", "sin", "cos", "neg",
     "square", "clamp", "where", "maximum", "minimum", "mm", "matmul", "bmm", "linear", "add", "sub", "mul", "cat",
     "stack", "zeros", "ones", "zeros_like", "ones_like", "full", "arange", "tensor", "double", "long", "int", "reshape",
@@ -29,10 +29,13 @@ CALLS = {  # and their helpers
     "len": "length", "torch.cat": "cat", "torch.concat": "cat", "torch.stack": "stack", "torch.tensor": "tensor",
     "torch.is_tensor": "is_tensor",
 }  # fmt: skip
-NUMBER_CALLS = ("float", "int", "complex")  # that give a number of Python, and methods
+NUMBER_CALLS = ("float", "int", "complex")  # return a Python number
 NUMBER_METHODS = ("item", "tolist")
-TEXT_CALLS = ("str", "repr", "ascii", "format", "hash")  # that give a text, or the like, of a value of Python
-BUILTINS = ("sum", "any", "all", "max", "min")  # that ask for the truth of what they get, or walk along it
+OWN_HELPERS = {  # functions of Python, and the helpers that take them as their first argument
+    **dict.fromkeys(("sum", "any", "all", "max", "min"), "builtin"),
+    **dict.fromkeys(("str", "repr", "ascii", "format", "hash"), "text"),
+    "divmod": "divided", "isinstance": "is_instance", "bool": "as_bool", "round": "rounded",
+}  # fmt: skip
 COMPARE: dict[type, str] = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is_",
     ast.IsNot: "is_not", ast.In: "in_", ast.NotIn: "not_in",
@@ -47,9 +50,9 @@ def store(name: str) -> ast.Name:
     return ast.Name(name, ast.Store())
 
 
-def call_helper(name: str, args: list[ast.expr]) -> ast.Call:
+def call_helper(name: str, args: list[ast.expr], keywords: list[ast.keyword] | None = None) -> ast.Call:
     """A call of a helper of `in_block`."""
-    return ast.Call(ast.Attribute(load(HELPERS), name, ast.Load()), args, [])
+    return ast.Call(ast.Attribute(load(HELPERS), name, ast.Load()), args, keywords or [])
 
 
 def later(expr: ast.expr) -> ast.Lambda:
@@ -58,7 +61,7 @@ def later(expr: ast.expr) -> ast.Lambda:
 
 
 def called(call: ast.Call) -> str:
-    """The last name of what is called."""
+    """The last name of a called function."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
@@ -74,25 +77,25 @@ Site = Callable[[ast.Call], bool]
 
 
 def risky(expr: ast.expr, site: Site) -> bool:
-    """Whether an arm may fail, cost much, or set a name, for examples that do not take it."""
+    """True if an arm may fail, cost much, or assign a name, for examples that do not take it."""
     if has_more_than(SAFE, expr):
         return True
     return any(isinstance(n, ast.NamedExpr) or (isinstance(n, ast.Call) and site(n)) for n in ast.walk(expr))
 
 
 def runs(expr: ast.expr) -> bool:
-    """Whether an expression sets a name, or calls what may give another value the next time."""
-    calls = any(isinstance(n, ast.Call) and called(n) not in SAFE for n in ast.walk(expr))
-    return calls or any(isinstance(n, ast.NamedExpr) for n in ast.walk(expr))
+    """True if an expression assigns a name, or has a call that may return another value the next time."""
+    nodes = [*ast.walk(expr)]
+    return any(isinstance(n, ast.NamedExpr) or (isinstance(n, ast.Call) and called(n) not in SAFE) for n in nodes)
 
 
 def may_fail(node: ast.AST) -> bool:
-    """Whether code may raise an error, or have no finite derivative, for some values."""
+    """True if code may raise an error, or have no finite derivative, for some values."""
     return has_more_than(TOTAL, node)
 
 
 def has_more_than(calls: Collection[str], code: ast.AST) -> bool:
-    """Whether code has an index, an operator of `FAILING`, or a call of another name."""
+    """True if code has an index, an operator of `FAILING`, or a call of another name."""
     for node in ast.walk(code):
         if isinstance(node, ast.Call) and called(node) not in calls:
             return True
@@ -116,16 +119,10 @@ def subscript_target(target: ast.Subscript, value: ast.expr) -> tuple[str, ast.e
 def index_of(index: ast.expr) -> ast.expr:
     """An index as an argument: slices as calls of `slice`."""
     if isinstance(index, ast.Slice):
-        parts: list[ast.expr] = [p or ast.Constant(None) for p in (index.lower, index.upper, index.step)]
-        return call_helper("slice", parts)
+        return call_helper("slice", [p or ast.Constant(None) for p in (index.lower, index.upper, index.step)])
     if isinstance(index, ast.Tuple):
         return ast.Tuple([index_of(e) for e in index.elts], ast.Load())
     return index
-
-
-def is_fixed(index: ast.expr) -> bool:
-    """Whether an index has no names: then Python's own does."""
-    return not any(isinstance(n, (ast.Name, ast.Call, ast.Attribute)) for n in ast.walk(index))
 
 
 def is_text(expr: ast.expr) -> bool:
@@ -140,7 +137,7 @@ def written(expr: ast.expr) -> ast.expr:
 
 
 class InBlock(ast.NodeTransformer):
-    """Rewrites what would ask a tensor for its truth, or index by one."""
+    """Rewrites code that would ask a tensor for its truth, or index by one."""
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
@@ -170,36 +167,23 @@ class InBlock(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
-            given = ast.Call(
-                ast.Attribute(load(HELPERS), "builtin", ast.Load()), [node.func, *node.args], node.keywords
-            )
-            return located(given, node)
-        if isinstance(node.func, ast.Name) and node.func.id == "divmod" and not node.keywords:
-            return located(call_helper("divided", [node.func, *node.args]), node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in NUMBER_METHODS:
-            node.func.value = located(call_helper("numbered", [node.func.value]), node)
+        func = node.func
+        if isinstance(func, ast.Attribute) and func.attr in NUMBER_METHODS:
+            func.value = located(call_helper("numbered", [func.value]), node)
             return node
-        if isinstance(node.func, ast.Name) and node.func.id in NUMBER_CALLS and len(node.args) == 1:
-            node.args = [located(call_helper("numbered", node.args), node)]
-            return node
-        if isinstance(node.func, ast.Name) and node.func.id == "isinstance" and len(node.args) == 2:
-            return located(call_helper("is_instance", [node.func, *node.args]), node)
-        if isinstance(node.func, ast.Name) and node.func.id in TEXT_CALLS:
-            text = ast.Attribute(load(HELPERS), "text", ast.Load())
-            return located(ast.Call(text, [node.func, *node.args], node.keywords), node)
-        if isinstance(node.func, ast.Name) and node.func.id in ("bool", "round") and node.args and not node.keywords:
-            name = "as_bool" if node.func.id == "bool" else "rounded"
-            return located(call_helper(name, [node.func, *node.args]), node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "format" and is_text(node.func.value):
+        if isinstance(func, ast.Attribute) and func.attr == "format" and is_text(func.value):
             node.args = [written(part) for part in node.args]
             for given in node.keywords:
                 given.value = written(given.value)
             return node
-        helper = CALLS.get(dotted(node.func))
-        if helper is None:
+        if isinstance(func, ast.Name) and func.id in NUMBER_CALLS and len(node.args) == 1:
+            node.args = [located(call_helper("numbered", node.args), node)]
             return node
-        return located(ast.Call(ast.Attribute(load(HELPERS), helper, ast.Load()), node.args, node.keywords), node)
+        if isinstance(func, ast.Name) and func.id in OWN_HELPERS:
+            helper = OWN_HELPERS[func.id]
+            return located(call_helper(helper, [func, *node.args], node.keywords), node)
+        helper = CALLS.get(dotted(func), "")
+        return located(call_helper(helper, node.args, node.keywords), node) if helper else node
 
     def visit_FormattedValue(self, node: Any) -> Any:
         self.generic_visit(node)
@@ -212,9 +196,8 @@ class InBlock(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.op, ast.Mod) and is_text(node.left):
             node.right = written(node.right)
-        if not isinstance(node.op, ast.MatMult):
-            return node
-        return located(call_helper("matmul", [node.left, node.right]), node)
+        is_product = isinstance(node.op, ast.MatMult)
+        return located(call_helper("matmul", [node.left, node.right]), node) if is_product else node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         name: Any = node.target  # of builders, a name
@@ -231,27 +214,29 @@ class InBlock(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         self.generic_visit(node)
-        if not isinstance(node.ctx, ast.Load) or is_fixed(node.slice):
+        varies = any(isinstance(n, (ast.Name, ast.Call, ast.Attribute)) for n in ast.walk(node.slice))
+        if not isinstance(node.ctx, ast.Load) or not varies:
             return node
         return located(call_helper("get", [node.value, index_of(node.slice)]), node)
 
 
 class Names(ast.NodeVisitor):
-    """The names that code reads before it writes them, and those it writes, of some names of interest."""
+    """Finds which names of interest code reads before it assigns them, and which it assigns, with their lines."""
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str], *code: ast.AST) -> None:
         self.names = names
         self.reads: dict[str, int] = {}
         self.writes: dict[str, int] = {}
         self.inner: list[set[str]] = []
+        for part in code:
+            self.visit(part)
 
     def visit_Name(self, node: ast.Name) -> None:
         if (node.id in self.names or node.id.startswith(TEMPORARY)) and not any(node.id in i for i in self.inner):
-            if isinstance(node.ctx, ast.Load):
-                if node.id not in self.writes:
-                    self.reads.setdefault(node.id, node.lineno)
-            else:
+            if not isinstance(node.ctx, ast.Load):
                 self.writes.setdefault(node.id, node.lineno)
+            elif node.id not in self.writes:
+                self.reads.setdefault(node.id, node.lineno)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit(node.value)
@@ -259,28 +244,21 @@ class Names(ast.NodeVisitor):
             self.visit(target)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        args = node.args
-        for default in (*args.defaults, *[d for d in args.kw_defaults if d]):
+        for default in (*node.args.defaults, *[d for d in node.args.kw_defaults if d]):
             self.visit(default)
-        given = {a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
-        self.inner.append(given | {a.arg for a in (args.vararg, args.kwarg) if a})
-        self.visit(node.body)
-        self.inner.pop()
+        self.within({a.arg for a in every_argument(node.args)}, [node.body])
 
     def comprehension(self, node: Any) -> None:
-        targets = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
         self.visit(node.generators[0].iter)
-        self.inner.append(targets)
-        for part in fields(node):
-            self.visit(part)
-        self.inner.pop()
+        targets = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
+        rest = [part for g in node.generators for part in (g.iter, *g.ifs)][1:]
+        self.within(targets, [*rest, *[getattr(node, name) for name in ("elt", "key", "value") if hasattr(node, name)]])
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
 
-
-def fields(node: Any) -> Iterator[ast.AST]:
-    """The parts of a comprehension but the first iterable."""
-    for i, g in enumerate(node.generators):
-        yield from ([] if i == 0 else [g.iter])
-        yield from g.ifs
-    yield from [getattr(node, name) for name in ("elt", "key", "value") if hasattr(node, name)]
+    def within(self, hidden: set[str], parts: list[ast.AST]) -> None:
+        """Visit parts in which some names are local."""
+        self.inner.append(hidden)
+        for part in parts:
+            self.visit(part)
+        self.inner.pop()

@@ -1,15 +1,14 @@
 """The control tree of a function: straight-line blocks and what decides which examples run them.
 
-    Block       statements without control flow; run under vmap, for the examples that are there
-    If, While   each example takes its own way
-    For         over the rows of each example, over a range, or over what is the same for all
+    Block       statements without control flow; run under vmap, for the active examples
+    If, While   each example takes its own branch
+    For         over the rows of each example, over a range, or over a shared iterable
     Call        of another function of `batch`
     Append      to a list that grows in a loop
     Assert      that holds for each example
     Exit        break, continue or return
 
-A `Value` is an expression. What blocks and values read and write, and which names are read later (`live`), is filled in
-by `flow`; their code by `source`.
+`flow` fills in which names blocks and values read and write and which are live; `program` gives them their code.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 Names = frozenset[str]
 NOTHING: Names = frozenset()
-TEMPORARY = "__v"  # begins the names of what is lifted out of expressions
-ITEM = "__item"  # what a `for` hands to its targets
+TEMPORARY = "__v"  # prefix of names for values lifted out of expressions
+ITEM = "__item"  # the name of the item that a `for` gives to its targets
 INDENT = "    "
 
 
@@ -40,81 +39,84 @@ class Value:
     def name(self) -> str | None:
         return self.expr.id if isinstance(self.expr, ast.Name) and self.reads else None
 
-    def __str__(self) -> str:
-        return self.text
+
+@dataclass(eq=False)
+class Node:
+    """A node; `live` are the names that are read after it."""
+
+    line: int
+    live: Names = field(default=NOTHING, kw_only=True)
 
 
 @dataclass(eq=False)
-class Block:
-    """Statements that every example runs alike, with their text.
+class Block(Node):
+    """Statements that all active examples run, with their text.
 
     Attributes:
-        along: the expression right behind it, which a driver has computed in one go with the block.
-        fn_along: the code of both; the last of its results is the value of the expression.
+        along: the expression right after it, which a driver computes together with the block.
+        fn_along: the code of both; its last result is the value of the expression.
     """
 
     body: list[ast.stmt]
-    line: int
     text: list[str]
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     fn: Callable[..., Any] | None = None
-    live: Names = NOTHING
     along: Value | None = None
     fn_along: Callable[..., Any] | None = None
 
     @property
     def reads_along(self) -> tuple[str, ...]:
-        """The names that the block and the expression behind it read."""
+        """The names that the block and the expression after it read."""
         more = self.along.reads if self.along is not None else ()
         return (*self.reads, *[name for name in more if name not in self.reads and name not in self.writes])
 
     @property
     def wanted(self) -> list[str]:
-        """The names that it gives values and somebody reads."""
+        """The assigned names that are read later."""
         return [name for name in self.writes if name in self.live]
 
 
 @dataclass(eq=False)
-class If:
-    """One way or the other; `live_then` and `live_else` are the names that are live where they begin."""
+class If(Node):
+    """A branch; `live_then` and `live_else` are the names that are live at the beginning of each arm."""
 
     test: Value
     then: list[Node]
     orelse: list[Node]
-    line: int
-    live: Names = NOTHING
     live_then: Names = NOTHING
     live_else: Names = NOTHING
 
 
 @dataclass(eq=False)
-class While:
-    """`pre` computes what the test needs, and runs before each test; `live_head` are the names live before it."""
+class Loop(Node):
+    """A loop; `live_head` are the names that are live before its test or its next item."""
+
+    body: list[Node]
+    orelse: list[Node]
+    live_head: Names = field(default=NOTHING, kw_only=True)
+    live_else: Names = field(default=NOTHING, kw_only=True)
+
+
+@dataclass(eq=False)
+class While(Loop):
+    """A `while`; `pre` computes what the test needs, and runs before each test."""
 
     pre: list[Node]
     test: Value
-    body: list[Node]
-    orelse: list[Node]
-    line: int
-    live: Names = NOTHING
-    live_head: Names = NOTHING
-    live_else: Names = NOTHING
 
 
 @dataclass(eq=False)
 class Walk:
-    """What a `for` walks along: a value, or "range", "enumerate", "zip" or "reversed" of walks."""
+    """The iterable of a `for`: a value, or "range", "enumerate", "zip" or "reversed" of walks."""
 
     kind: str
     parts: list[Walk] = field(default_factory=list)
     value: Value | None = None
 
-    def values(self) -> Iterator[Value]:
-        if self.value is not None:
-            yield self.value
-        for part in self.parts:
-            yield from part.values()
+    def values(self) -> list[Value]:
+        own = [] if self.value is None else [self.value]
+        return [*own, *[value for part in self.parts for value in part.values()]]
 
     @property
     def form(self) -> tuple[str, tuple[Any, ...]]:
@@ -122,26 +124,15 @@ class Walk:
         return self.kind, tuple([p.form for p in self.parts])
 
     def __str__(self) -> str:
-        return str(self.value) if self.kind == "value" else f"{self.kind}({', '.join([str(p) for p in self.parts])})"
+        return self.value.text if self.value else f"{self.kind}({', '.join([str(p) for p in self.parts])})"
 
 
 @dataclass(eq=False)
-class For:
-    """`assign` is the block that gives an item to the targets; further statements in it are `ahead`: they depend on
-    the item alone, and can run for all items at once."""
+class For(Loop):
+    """A `for`; `assign` gives the item to the targets, and computes in `ahead` what depends on the item alone."""
 
     walk: Walk
     assign: Block
-    body: list[Node]
-    orelse: list[Node]
-    line: int
-    live: Names = NOTHING
-    live_head: Names = NOTHING
-    live_else: Names = NOTHING
-
-    @property
-    def targets(self) -> list[str]:
-        return [n.id for n in ast.walk(self.assign.body[0]) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
     @property
     def ahead(self) -> list[str]:
@@ -150,62 +141,84 @@ class For:
 
 
 @dataclass(eq=False)
-class Call:
+class Call(Node):
     """`target = callee(arguments)`; the value has the callee, a tuple and a dict."""
 
     target: str
     given: Value
-    line: int
-    live: Names = NOTHING
 
 
 @dataclass(eq=False)
-class Append:
+class Append(Node):
     """`name.append(value)`."""
 
     name: str
     value: Value
-    line: int
-    live: Names = NOTHING
 
 
 @dataclass(eq=False)
-class Assert:
+class Assert(Node):
     """`assert test, text`."""
 
     test: Value
     text: str
-    line: int
-    live: Names = NOTHING
 
 
 @dataclass(eq=False)
-class Exit:
-    """Leaves a loop, an iteration or the function, which returns `value`."""
+class Exit(Node):
+    """Leaves a loop ("break"), an iteration ("continue") or the function ("return", with `value`)."""
 
     kind: str
-    line: int
     value: Value | None = None
-    live: Names = NOTHING
 
 
-Node: TypeAlias = "Block | If | While | For | Call | Append | Assert | Exit"
+def parts_of(node: Node) -> list[list[Node]]:
+    """Lists of nodes inside of a node."""
+    if isinstance(node, If):
+        return [node.then, node.orelse]
+    return [*([node.pre] if isinstance(node, While) else []), node.body, node.orelse] if isinstance(node, Loop) else []
+
+
+def values_of(node: Node) -> list[Value]:
+    """Expressions of one node."""
+    if isinstance(node, For):
+        return node.walk.values()
+    if isinstance(node, (If, While, Assert)):
+        return [node.test]
+    found = node.given if isinstance(node, Call) else node.value if isinstance(node, (Append, Exit)) else None
+    return [] if found is None else [found]
+
+
+def blocks_of(node: Node) -> list[Block]:
+    """Blocks of one node."""
+    return [node] if isinstance(node, Block) else [node.assign] if isinstance(node, For) else []
+
+
+def given_by(node: Node) -> tuple[str, ...]:
+    """Names that one node assigns."""
+    found = node.target if isinstance(node, Call) else node.name if isinstance(node, Append) else None
+    return (found,) if found is not None else tuple([name for block in blocks_of(node) for name in block.writes])
+
+
+def every(nodes: list[Node]) -> Iterator[Node]:
+    """All nodes of a tree."""
+    for node in nodes:
+        yield node
+        for part in parts_of(node):
+            yield from every(part)
 
 
 def leaves_early(nodes: list[Node], *kinds: str) -> bool:
-    """Whether nodes have a return, or a break or continue of a loop around them."""
-    return any(isinstance(node, Exit) and node.kind in kinds for node in own(nodes))
-
-
-def own(nodes: list[Node]) -> Iterator[Node]:
-    """Nodes, but for the break and continue of loops among them."""
+    """True if nodes have an exit of one of these kinds that leaves them: no break of a loop inside."""
     for node in nodes:
-        yield node
-        if isinstance(node, If):
-            yield from own([*node.then, *node.orelse])
-        elif isinstance(node, (While, For)):
-            inside = [n for n in own(node.body) if not (isinstance(n, Exit) and n.kind != "return")]
-            yield from [*inside, *own(node.orelse)]
+        if isinstance(node, Exit) and node.kind in kinds:
+            return True
+        inner = tuple([kind for kind in kinds if kind == "return"]) if isinstance(node, Loop) else kinds
+        if isinstance(node, Loop) and (leaves_early(node.body, *inner) or leaves_early(node.orelse, *kinds)):
+            return True
+        if isinstance(node, If) and leaves_early([*node.then, *node.orelse], *kinds):
+            return True
+    return False
 
 
 def show(nodes: list[Node], depth: int = 0) -> Iterator[str]:
@@ -215,31 +228,23 @@ def show(nodes: list[Node], depth: int = 0) -> Iterator[str]:
         if isinstance(node, Block):
             yield f"{pad}block ({', '.join(node.reads)}) -> ({', '.join(node.writes)})"
             yield from [f"{pad}{INDENT}{line}" for line in node.text]
-        elif isinstance(node, If):
-            yield f"{pad}if {node.test}"
-            yield from show(node.then, depth + 1)
-            yield from show_else(node.orelse, depth)
-        elif isinstance(node, While):
-            yield from show(node.pre, depth)
-            yield f"{pad}while {node.test}"
-            yield from show(node.body, depth + 1)
-            yield from show_else(node.orelse, depth)
-        elif isinstance(node, For):
-            yield f"{pad}for {', '.join(node.targets)} in {node.walk}"
-            yield from [f"{pad}{INDENT}ahead {line}" for line in node.ahead]
-            yield from show(node.body, depth + 1)
-            yield from show_else(node.orelse, depth)
+        elif isinstance(node, (If, Loop)):
+            yield from show(node.pre if isinstance(node, While) else [], depth)
+            if isinstance(node, For):
+                targets = [n.id for n in ast.walk(node.assign.body[0]) if isinstance(n, ast.Name) and n.id != ITEM]
+                yield f"{pad}for {', '.join(targets)} in {node.walk}"
+                yield from [f"{pad}{INDENT}ahead {line}" for line in node.ahead]
+            else:
+                yield f"{pad}{type(node).__name__.lower()} {values_of(node)[0].text}"
+            yield from show(node.then if isinstance(node, If) else node.body, depth + 1)
+            if node.orelse:
+                yield f"{pad}else"
+                yield from show(node.orelse, depth + 1)
         elif isinstance(node, Exit):
-            yield f"{pad}{node.kind}" + (f" {node.value}" if node.value else "")
+            yield f"{pad}{node.kind}" + (f" {node.value.text}" if node.value else "")
         elif isinstance(node, Call):
-            yield f"{pad}call {node.target} = {node.given}"
+            yield f"{pad}call {node.target} = {node.given.text}"
         elif isinstance(node, Append):
-            yield f"{pad}append {node.value} to {node.name}"
-        else:
-            yield f"{pad}assert {node.test}"
-
-
-def show_else(nodes: list[Node], depth: int) -> Iterator[str]:
-    if nodes:
-        yield f"{INDENT * depth}else"
-        yield from show(nodes, depth + 1)
+            yield f"{pad}append {node.value.text} to {node.name}"
+        elif isinstance(node, Assert):
+            yield f"{pad}assert {node.test.text}"

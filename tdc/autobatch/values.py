@@ -1,10 +1,7 @@
-"""Values of the examples that are there: what differs between them, what all share, and how they part and meet.
+"""Values of the active examples: trees in which a leaf of each example is a `Lane`, and any other leaf is shared.
 
-A value is a tree. A leaf that each example has for itself is a `Lane`; any other leaf is the same for all: a number, a
-module, a tensor such as a weight.
-
-    select      the examples at some positions
-    as_result   what the caller gets
+    select      the value of the examples at some positions
+    as_result   the value that the caller gets
 """
 
 from __future__ import annotations
@@ -26,11 +23,11 @@ NUMBER_ASKED = "tensors that stay tensors", "a number asked of one that differs 
 
 
 class Lane:
-    """A tensor, or ragged batch, of the values that the examples have.
+    """A tensor or ragged batch with the values of the examples.
 
     Attributes:
-        data: the examples in front.
-        number: whether each has a Python number; of floats the data is float64.
+        data: dim 0 counts examples.
+        number: each value is a Python number; data of floats is float64.
     """
 
     data: Any
@@ -38,7 +35,7 @@ class Lane:
 
 
 def lane_of(data: Any, number: bool = False) -> Lane:
-    """A value that each example has for itself. Dynamo is three times as long about `Lane(data)` (torch 2.13)."""
+    """A `Lane`. Dynamo takes three times as long to trace `Lane(data)` (torch 2.13)."""
     made: Lane = object.__new__(Lane)
     made.data = data
     if number:
@@ -47,42 +44,36 @@ def lane_of(data: Any, number: bool = False) -> Lane:
 
 
 class Undefined:
-    """Stands for a name without a value."""
+    """The value of a name that has none."""
 
     def __repr__(self) -> str:
         return "no value"
 
 
 UNDEFINED = Undefined()
-
-
 LEAVES = (Lane, Tensor, *NUMBERS, str, type(None), Undefined, torch.nn.Module)
 
 
 def is_tree(x: Any) -> bool:
-    """Whether a value may have leaves inside."""
+    """True of a value that may have leaves inside."""
     return not isinstance(x, LEAVES)
 
 
 def is_lane(x: Any) -> bool:
-    """Whether a leaf is a tensor that each example has for itself."""
+    """True of a leaf that is a tensor of each example."""
     return type(x) is Lane and isinstance(x.data, Tensor)
 
 
 class Compound:
-    """A value that is made of other values and of constants: `type(x)(*values, *constants)`.
-
-    Attributes:
-        parts: a method that returns the values and the constants.
-    """
+    """A value made of other values and of constants, which `parts` returns: `type(x)(*values, *constants)`."""
 
     parts: Callable[..., tuple[list[Any], tuple[Any, ...]]]
 
 
 def flatten(x: Any) -> tuple[list[Any], Any]:
-    """Leaves and form of a value; a leaf has none. The form of what most functions have is a tuple: a graph is traced
-    through tuples faster than through torch's forms."""
-    if not is_tree(x):
+    """Leaves and form of a value; the form of a leaf is None. Most forms are tuples, which are traced faster than
+    pytree's."""
+    if isinstance(x, LEAVES):
         return [x], None
     kind, rest = type(x), ()
     if kind is dict:
@@ -96,7 +87,7 @@ def flatten(x: Any) -> tuple[list[Any], Any]:
     leaves: list[Any] = []
     forms: list[Any] = []
     for part in parts:
-        if isinstance(part, LEAVES):  # not `is_tree`: a graph is traced faster without the call
+        if isinstance(part, LEAVES):  # not `is_tree`: a call less to trace
             leaves.append(part)
             forms.append((1, None))
         else:
@@ -130,14 +121,16 @@ def map_leaves(fn: Callable[[Any], Any], x: Any) -> Any:
     return unflatten([fn(leaf) for leaf in leaves], spec)
 
 
-def take(data: Any, positions: Tensor) -> Any:
-    """The examples at some positions."""
-    return data.index_select(0, positions) if isinstance(data, Tensor) else data[positions]
-
-
 def select(x: Any, positions: Tensor) -> Any:
     """The value of the examples at some positions."""
-    return map_leaves(lambda leaf: lane_of(take(leaf.data, positions), leaf.number) if type(leaf) is Lane else leaf, x)
+
+    def leaf(x: Any) -> Any:
+        if type(x) is not Lane:
+            return x
+        dense = isinstance(x.data, Tensor)
+        return lane_of(x.data.index_select(0, positions) if dense else x.data[positions], x.number)
+
+    return map_leaves(leaf, x)
 
 
 def like(mask: Tensor, x: Tensor) -> Tensor:
@@ -146,7 +139,7 @@ def like(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def as_lane(x: Any, count: int) -> Lane:
-    """A leaf that each of `count` examples has for itself."""
+    """A leaf as a `Lane` of `count` examples."""
     if type(x) is Lane:
         return x
     if isinstance(x, Tensor):
@@ -156,12 +149,9 @@ def as_lane(x: Any, count: int) -> Lane:
 
 
 def one_shape(name: str, parts: Sequence[Lane]) -> None:
-    """
-    Raises:
-        ShapeError: tensors of different shapes.
-    """
+    """Raise ShapeError for tensors of different shapes."""
     first = parts[0].data.shape[1:]
-    if any([x.data.shape[1:] != first for x in parts[1:]]):  # compared, not counted: a graph reads no size for that
+    if any([x.data.shape[1:] != first for x in parts[1:]]):  # a comparison does not make sizes constants of a graph
         shapes = {tuple(x.data.shape[1:]) for x in parts}
         got = " and ".join(sorted([str([*s]) for s in shapes]))
         hint = "ways through a function must give a name tensors of one shape"
@@ -169,7 +159,7 @@ def one_shape(name: str, parts: Sequence[Lane]) -> None:
 
 
 def cast(parts: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
-    """Tensors in one dtype; ragged batches, of which the dtype is not asked for, as they are."""
+    """Tensors in one dtype; as they are where it is None, as of ragged batches."""
     return [x if dtype is None else x.to(dtype) for x in parts]
 
 
@@ -181,45 +171,36 @@ def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def with_number(dtype: torch.dtype, x: Any, kind: torch.dtype) -> torch.dtype:
-    """The dtype of tensors that a number becomes part of: as torch has it, and int64 for a whole number that is out of
-    range. Of a number of each example only the kind is known."""
+    """The dtype of tensors that a number joins: torch's promotion, and int64 for an int `x` that is out of range."""
     dtype = beside_number(str(dtype), str(kind))
-    return torch.int64 if type(x) is int and not is_within(x, dtype) else dtype
+    if type(x) is not int or dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64):
+        return dtype
+    low, high = limits(str(dtype))
+    return dtype if low <= x <= high else torch.int64
 
 
 @constant
 def beside_number(dtype: str, kind: str) -> torch.dtype:
-    """What torch computes in for a tensor of one dtype and a number of Python, whose kind is that of another."""
+    """The dtype of a tensor's sum with a number, whose kind is that of another dtype."""
     tensor, number = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, kind)]
     return torch.result_type(torch.empty(1, dtype=tensor), torch.empty((), dtype=number).item())
 
 
-def is_within(x: int, dtype: torch.dtype) -> bool:
-    """Whether a tensor of a dtype may hold a whole number; a float is as near as it can."""
-    if dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64):
-        return True
-    low, high = limits(str(dtype))
-    return low <= x <= high
-
-
 @constant
 def limits(dtype: str) -> tuple[int, int]:
-    """The least and the largest whole number of a dtype."""
+    """The least and the largest integer of a dtype."""
     info = torch.iinfo(getattr(torch, dtype.removeprefix("torch.")))
     return info.min, info.max
 
 
 def differing(values: Sequence[Any]) -> str:
-    """What the values are, for messages."""
-    found: list[str] = []
-    for x in values:
-        text = shown(x)
-        found += [text] if text not in found else []
+    """A description of different values, for messages."""
+    found = [*dict.fromkeys([shown(x) for x in values])]
     return f"{found[0]} and {found[1]}" if len(found) > 1 else f"two of {found[0]}"
 
 
 def shown(x: Any) -> str:
-    """What a value is."""
+    """A description of a value."""
     if isinstance(x, str):
         return repr(x)
     if isinstance(x, dict):
@@ -229,16 +210,15 @@ def shown(x: Any) -> str:
     return describe(x.data if type(x) is Lane else x)
 
 
-def as_number(x: Lane) -> Tensor:
-    """What the caller gets of numbers: floats in torch's default dtype."""
-    return x.data.to(torch.get_default_dtype()) if x.number and x.data.is_floating_point() else x.data
-
-
 def as_result(x: Any, count: int) -> Any:
-    """What the caller gets: every tensor and number with the examples in front."""
+    """The value that the caller gets: tensors of all examples; floats of Python have torch's default dtype."""
 
     def leaf(x: Any) -> Any:
-        return as_number(as_lane(x, count)) if isinstance(x, (Lane, Tensor, *NUMBERS)) else x
+        if not isinstance(x, (Lane, Tensor, *NUMBERS)):
+            return x
+        found = as_lane(x, count)
+        is_float = found.number and found.data.is_floating_point()
+        return found.data.to(torch.get_default_dtype()) if is_float else found.data
 
     return map_leaves(leaf, x)
 
@@ -253,7 +233,7 @@ def no_value(name: str, line: int) -> StructureError:
 
 
 def no_condition(data: Any, line: int) -> ShapeError:
-    """The error for a condition that is no tensor of one element for each example."""
+    """The error for a condition that is not one element for each example."""
     what = f"shape {[*data.shape[1:]]}" if isinstance(data, Tensor) else describe(data)
     got, hint = f"{what} at line {line}", "x.any(), x.all(), or torch.where"
     return ShapeError(message(OP, "a condition of one element for each example", got, hint=hint))

@@ -1,26 +1,28 @@
-"""What a `for` walks along: which examples have an item in a round, and the items.
+"""Iterables of a `for`: which examples have an item in a round, and the items.
 
-    has(k)                who has an item in round `k`: a bool for all, or a mask
-    item(k)               the items of a round, of all examples
-    item_of(k, at)        of those at some positions, who all have one; `at` is None for all of them in order
+    has(k)                True, False, or a mask of the examples with an item in round `k`
+    item(k)               the items of round `k`, of all examples
+    item_of(k, at)        those of the examples at some positions, which all have one; `at` is None for all in order
     table()               all items, as one value with the rounds in front
 
-In a graph `k` is a number, a 0-d tensor, or a tensor with a round of its own for each example; whoever has no item then
-gets what another has. What is the same for all examples is walked as Python does.
+In a graph `k` is a number, a 0-d tensor, or a tensor with the round of each example; an example without an item gets
+that of another. Shared iterables are walked as Python does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tdc.autobatch import blocks
 from tdc.autobatch.lists import Grown, room_of
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import Lane, flatten, lane_of, map_leaves, select, unflatten
+from tdc.autobatch.tree import ITEM
+from tdc.autobatch.values import UNDEFINED, Lane, flatten, is_lane, lane_of, map_leaves, select, unflatten
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import certain, larger, smaller
 from tdc.core.errors import DtypeError, ShapeError, describe, message
@@ -29,16 +31,16 @@ from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict
 
-Form = tuple[str, tuple[Any, ...]]  # what is walked along, as `Walk.form` has it
+Form = tuple[str, tuple[Any, ...]]  # of a walk, as `Walk.form` has it
 
 
 class Steps:
-    """Items that the examples have.
+    """The items of a walk.
 
     Attributes:
         items: those of a Python iterable; None of any other.
-        lengths: how many, one number for all or one for each example.
-        full: whether somebody has an item in each round of `table`, whose length may be a bound only.
+        lengths: their number, one for all or one for each example.
+        full: in each round of `table` an example has an item; else its length is a bound.
         device: of the items.
     """
 
@@ -48,7 +50,7 @@ class Steps:
     device: Any = None
 
     def scannable(self) -> bool:
-        """Whether a graph has all items at once, as `table` gives them."""
+        """True if `table` gives all items."""
         return True
 
     def has(self, k: Any) -> Any:
@@ -61,7 +63,7 @@ class Steps:
         return self.item(k) if at is None else select(self.item(k), at)
 
     def longest(self) -> Any:
-        """How many rounds there are; None where that depends on the data."""
+        """The number of rounds; None where it depends on data."""
         return self.lengths
 
     def table(self) -> Any:
@@ -69,8 +71,7 @@ class Steps:
 
 
 class Slices:
-    """The rows of a tensor that all examples share, each taken where it is used: views that an operator takes in beside
-    each other would share memory."""
+    """The rows of a shared tensor, each taken where it is used: an operator takes no two views of one memory."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -83,7 +84,7 @@ class Slices:
 
 
 class Items(Steps):
-    """Of a Python iterable: the same for all examples, but for lanes among them."""
+    """Items of a Python iterable: shared, but for lanes among them."""
 
     def __init__(self, items: Any) -> None:
         self.items = items
@@ -98,8 +99,7 @@ class Items(Steps):
         return lane_of(found) if k.ndim else found
 
     def table(self) -> Any:
-        """Numbers, or the rows of a tensor, where they are walked along beside those of the examples; of no items one
-        that nobody reads."""
+        """Numbers or rows in a tensor; of no items one that is never read."""
         if len(self.items) == 0:
             return torch.zeros(1, dtype=torch.long)
         if type(self.items) is Slices:
@@ -111,7 +111,7 @@ class Items(Steps):
 
 
 class Rows(Steps):
-    """The rows of a tensor that each example has: equally many."""
+    """The rows of a tensor of each example: equally many."""
 
     full = True
 
@@ -120,7 +120,7 @@ class Rows(Steps):
             got, hint = "one number for each example", "range(n) counts to a number"
             raise ShapeError(message(OP, "something to walk along", got, hint=hint))
         self.data = data
-        self.rows: Any = None  # each on its own: their gradients are put together once
+        self.rows: Any = None  # unbound once, so that their gradients are stacked once
         self.lengths = data.shape[1]
         self.device = data.device
 
@@ -144,7 +144,7 @@ class Rows(Steps):
 
 
 class RaggedRows(Steps):
-    """The rows of ragged examples; in a graph `values` are those with one more, for whoever has none."""
+    """The rows of ragged examples; in a graph `values` has one more, for examples without an item."""
 
     def __init__(self, x: NestedTensor, backwards: bool, values: Tensor | None = None) -> None:
         if x.structure.packed_dim != 0 or x.structure.batch_dim != 0 or x.structure.ragged_ndim != 1:
@@ -177,7 +177,7 @@ class RaggedRows(Steps):
         return self.values.index_select(0, where)
 
     def positions(self, k: Any) -> Tensor:
-        """Where the rows of a round lie; for those who have none, the last."""
+        """The positions of the rows of a round; the last for examples without one."""
         step = self.lengths - 1 - k if self.backwards else k
         return torch.where(k < self.lengths, self.begins + step, self.x.values.shape[0])
 
@@ -187,7 +187,7 @@ class RaggedRows(Steps):
         return lane_of(self.rows(where.flatten()).unflatten(0, where.shape))
 
     def item_of(self, k: int, at: Tensor | None) -> Any:
-        """Rows in the order of the rounds, split once: nothing is padded, nothing computed for those who have none."""
+        """Rows in the order of the rounds, split once, without padding."""
         if self.split is None:
             step = torch.arange(self.most, device=self.device)
             there = step[:, None] < self.lengths
@@ -201,12 +201,12 @@ class RaggedRows(Steps):
 
 
 def with_row(values: Tensor) -> Tensor:
-    """Rows, and one more for those who have none."""
+    """Rows, and a row of zeros."""
     return torch.cat([values, values.new_zeros((1, *values.shape[1:]))])
 
 
 def at_least_one(n: Any) -> Any:
-    """The number of rounds of a scan, which has one even if nobody has an item."""
+    """The number of rounds of a scan, which has one without any items, too."""
     return larger(n, 1)
 
 
@@ -221,16 +221,13 @@ class ListItems(Steps):
         return room_of(self.x)
 
     def item(self, k: Any) -> Any:
-        step = self.lengths - 1 - k if self.backwards else k + torch.zeros_like(self.lengths)
+        last = self.lengths - 1
+        step = (last - k if self.backwards else k + torch.zeros_like(last)).clamp(0, room_of(self.x) - 1)
         here = torch.arange(self.lengths.shape[0], device=self.device)
-        step = step.clamp(0, room_of(self.x) - 1)
         return map_leaves(lambda x: lane_of(x.data[here, step], x.number), self.x.items)
 
     def table(self) -> Any:
-        step = torch.arange(at_least_one(self.longest()), device=self.device)[:, None]
-        step = (self.lengths - 1 - step).clamp(min=0) if self.backwards else step + torch.zeros_like(self.lengths)
-        here = torch.arange(self.lengths.shape[0], device=self.device)
-        return map_leaves(lambda x: lane_of(x.data[here, step], x.number), self.x.items)
+        return self.item(torch.arange(at_least_one(self.longest()), device=self.device)[:, None])
 
 
 class Range(Steps):
@@ -240,7 +237,7 @@ class Range(Steps):
         begin, end, by = [as_whole(x) for x in (start, stop, step)]
         if not traced() and (by == 0).any():
             raise ShapeError(message(OP, "a step of range that is not 0", "0", hint="range(a, b, 1) counts up"))
-        divisor = torch.where(by == 0, 1, by)  # in a graph also of those who are not there
+        divisor = torch.where(by == 0, 1, by)  # of inactive examples in a graph
         rounds = torch.div(end - begin + by - by.sign(), divisor, rounding_mode="floor").clamp(min=0)
         rounds = torch.where(by == 0, 0, rounds)
         self.lengths, self.device = rounds, rounds.device
@@ -263,7 +260,7 @@ class Range(Steps):
 
 
 def as_whole(x: Any) -> Tensor:
-    """A bound as a tensor of whole numbers, which are as large as those of Python."""
+    """A bound as a tensor of int64."""
     data = x.data if type(x) is Lane else torch.as_tensor(x)
     if data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
         raise DtypeError(message(OP, "whole numbers in range", describe(data), hint="range(n.long())"))
@@ -284,12 +281,12 @@ class Zip(Steps):
             self.lengths = min(lengths)
 
     def scannable(self) -> bool:
-        """Whether all parts are, and as long as one another: Inductor (torch 2.13) compiles no scan of `min(a, b)`."""
+        """True if all parts are, and of one length: Inductor (torch 2.13) compiles no scan of `min(a, b)`."""
         found = self.bounds()
         return all([p.scannable() for p in self.parts]) and all([certain(n == found[0]) for n in found[1:]])
 
     def bounds(self) -> list[Any]:
-        """The longest lengths of parts that have one."""
+        """The longest lengths of parts, where they are known."""
         return [n for n in [p.longest() for p in self.parts] if n is not None]
 
     def longest(self) -> Any:
@@ -304,12 +301,8 @@ class Zip(Steps):
 
     def table(self) -> Any:
         n = at_least_one(self.longest())
-        return tuple([map_leaves(lambda x: first(x, n), p.table()) for p in self.parts])
-
-
-def first(x: Any, n: Any) -> Any:
-    """The first rounds of a leaf of a table."""
-    return lane_of(x.data[:n]) if type(x) is Lane else x[:n]
+        tables = [p.table() for p in self.parts]
+        return tuple([map_leaves(lambda x: lane_of(x.data[:n]) if type(x) is Lane else x[:n], t) for t in tables])
 
 
 class Enumerate(Steps):
@@ -334,20 +327,18 @@ class Enumerate(Steps):
         found = k + (self.start.data if type(self.start) is Lane else self.start)
         return lane_of(found) if isinstance(found, Tensor) and found.ndim else found
 
-    def numbers(self, rounds: Tensor) -> Any:
-        return lane_of(rounds[:, None] + self.start.data) if type(self.start) is Lane else rounds + self.start
-
     def item_of(self, k: int, at: Tensor | None) -> Any:
         number = self.number(k)
         return (number if at is None else select(number, at), self.inner.item_of(k, at))
 
     def table(self) -> Any:
-        rounds = torch.arange(at_least_one(self.longest()), device=self.device)
-        return (self.numbers(rounds), self.inner.table())
+        rounds, start = torch.arange(at_least_one(self.longest()), device=self.device), self.start
+        numbers = lane_of(rounds[:, None] + start.data) if type(start) is Lane else rounds + start
+        return (numbers, self.inner.table())
 
 
 class Together(Steps):
-    """Walks of one length as one, whose items are the leaves of a tree: of a TensorDict, or of a tuple."""
+    """Walks of one length as one, whose items are the leaves of a tree such as a TensorDict or a tuple."""
 
     def __init__(self, parts: Sequence[Steps], spec: Any) -> None:
         self.parts, self.spec = parts, spec
@@ -367,7 +358,7 @@ class Together(Steps):
 
 
 def walk(form: Form, values: list[Any], backwards: bool = False) -> Steps:
-    """The steps of a walk; `values` are those of its expressions, in order, and are used up."""
+    """The steps of a walk; the values of its expressions, in order, are popped."""
     kind, parts = form
     if kind == "value":
         return along_value(values.pop(0), backwards)
@@ -393,12 +384,12 @@ def walk(form: Form, values: list[Any], backwards: bool = False) -> Steps:
 
 
 def as_number(x: Any) -> Any:
-    """A bound that all examples share as an int, where it can be read."""
+    """A shared bound as an int, where it can be read."""
     return int(as_whole(x)) if isinstance(x, Tensor) and not traced() else x
 
 
 def whole_number(x: Any) -> Any:
-    """What `enumerate` begins with: an int, or a tensor of whole numbers."""
+    """The start of `enumerate`: an int, or a tensor of int64."""
     x = as_number(x)
     return lane_of(as_whole(x)) if type(x) is Lane else as_whole(x) if isinstance(x, Tensor) else x
 
@@ -420,3 +411,22 @@ def along_value(x: Any, backwards: bool) -> Steps:
         items = [*x]
         return Items(items[::-1] if backwards else items)
     return RaggedRows(x.data, backwards) if is_ragged(x.data) else Rows(x.data.flip(1) if backwards else x.data)
+
+
+def made(
+    steps: Steps, fn: Callable[..., Any], names: Sequence[str], args: Sequence[Any], inside: Any = None
+) -> tuple[Steps, bool]:
+    """The results of a block (`hoist`) as steps, and True if there are any: of rows, where its other inputs are shared.
+    It runs once for the rows of all rounds and examples."""
+    others = [x for name, x in zip(names, args, strict=True) if name != ITEM]
+    shared = [x is not UNDEFINED and not any([type(leaf) is Lane for leaf in flatten(x)[0]]) for x in others]
+    if inside is not None or not isinstance(steps, (Rows, RaggedRows)) or not all(shared):
+        return steps, False
+    rows = steps.every()
+    if rows.shape[0] == 0:
+        return steps, False
+    given = [lane_of(rows) if name == ITEM else x for name, x in zip(names, args, strict=True)]
+    found, spec = flatten(tuple(blocks.run(fn, given, rows.shape[0])))
+    if not found or not all([is_lane(x) for x in found]):
+        return steps, False
+    return Together([steps.with_rows(x.data) for x in found], spec), True

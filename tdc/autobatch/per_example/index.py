@@ -1,11 +1,11 @@
-"""`x[...]` of one example: the same index behind a full slice for the batch.
+"""`x[...]` of one example: the same index after a full slice for the batch.
 
-x[i]  x[positions]     rows that each example names; eagerly, another position than it has is an error
-x[order]               order is a ragged example of positions: as many rows as it has
+x[i]  x[positions]     rows at positions of each example; eagerly, a position out of range is an error
+x[order]               order is a ragged example of positions: as many rows
 x[mask]                the rows on which a ragged mask is true
 x[a:b]                 a span, whose ends may be numbers of each example
 x[:, k]  x[..., None]  static dims, new dims
-table[x]  table[:n]    of a dense tensor: rows that a ragged example names, and as many as a number says
+table[x]  table[:n]    of a dense tensor: rows at ragged positions, and the first rows of each example
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FULL = slice(None)
 
 
 class Span(NamedTuple):
-    """A slice, an end of which is a number of each example: Dynamo reads tensors that it makes a slice of."""
+    """A slice with an end that is a number of each example: Dynamo would read tensors in a `slice`."""
 
     start: Any
     stop: Any
@@ -57,7 +57,7 @@ def picked(x: NestedTensor, entries: Sequence[Any]) -> Any:
 
 
 def is_positions(entry: Any) -> bool:
-    """Whether an entry names rows by numbers."""
+    """True of an entry that has positions of rows."""
     if isinstance(entry, (Tensor, Lane)):
         dtype = entry.dtype if isinstance(entry, Tensor) else entry.data.dtype
         return dtype != torch.bool
@@ -65,13 +65,13 @@ def is_positions(entry: Any) -> bool:
 
 
 def ends(span: Span, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a span begins in each example, and how many rows it has; `sizes` are theirs."""
+    """The beginning and the length of a span in each example; `sizes` are the lengths of the examples."""
     begin, end = as_end(span.start, sizes, torch.zeros_like(sizes)), as_end(span.stop, sizes, sizes)
     return begin, (end - begin).clamp(min=0)
 
 
 def as_end(e: Any, sizes: Tensor, default: Tensor) -> Tensor:
-    """An end of a span as a position in each example, as Python has it."""
+    """An end of a span as a position in each example, clamped as in Python."""
     if e is None:
         return default
     own = e.data if type(e) is Lane else torch.full_like(sizes, int(e))
@@ -79,7 +79,7 @@ def as_end(e: Any, sizes: Tensor, default: Tensor) -> Tensor:
 
 
 def cut(x: NestedTensor, span: Span) -> NestedTensor:
-    """A span of rows whose ends differ between examples."""
+    """`x[a:b]` where an end differs between examples."""
     if not first_is_ragged(x):
         refuse("a span that differs between examples in a static dim", "x.transpose(0, 1) puts the ragged dim first")
     begin, lengths = ends(span, x.lengths)
@@ -98,7 +98,7 @@ def at_positions(x: NestedTensor, at: Any, rest: Sequence[Any]) -> Any:
     own = with_batch(own, count)
     lengths, begins = [t.reshape(-1, *[1] * (own.ndim - 1)) for t in (x.lengths, x.offsets[:-1])]
     own = torch.where(own < 0, own + lengths, own)
-    if traced():  # those who do not come here have positions of others: they read some row, which nobody sees
+    if traced():  # inactive examples have positions of others: they read some row, which is not used
         found = x.values[(begins + own).clamp(0, x.values.shape[0] - 1)]
     else:
         inside(((own >= 0) & (own < lengths)).all())
@@ -111,16 +111,13 @@ def at_positions(x: NestedTensor, at: Any, rest: Sequence[Any]) -> Any:
 
 
 def inside(there: Tensor) -> None:
-    """
-    Raises:
-        IndexingError: a position lies outside of its example.
-    """
+    """Assert that positions are inside of their examples."""
     hint = "positions count within each example, from 0"
     require(there, message("index", "positions inside each example", "one beyond", hint=hint), IndexingError)
 
 
 def at_ragged(x: NestedTensor, at: NestedTensor) -> NestedTensor:
-    """As many rows as another example names."""
+    """Rows at the positions of a ragged example."""
     if not first_is_ragged(x) or not first_is_ragged(at) or at.ndim != 2:
         refuse("an index that is ragged in several dims", "positions (T,) of rows")
     s, total = at.structure, at.values.shape[0]
@@ -131,7 +128,7 @@ def at_ragged(x: NestedTensor, at: NestedTensor) -> NestedTensor:
 
 
 def looked_up(table: Any, at: NestedTensor) -> NestedTensor:
-    """`table[at]` of a dense table: one that all share, or one of each example."""
+    """`table[at]` of a dense table, shared or of each example."""
     s = at.structure
     if isinstance(table, Tensor):
         return build_nested(s, table[at.values])
@@ -141,10 +138,10 @@ def looked_up(table: Any, at: NestedTensor) -> NestedTensor:
 
 
 def first_rows(table: Any, span: Span) -> NestedTensor:
-    """`table[start:stop]` of a dense table, with an end that each example has."""
-    count = next(e.data.shape[0] for e in span if type(e) is Lane)
+    """`table[start:stop]` of a dense table, with an end of each example."""
+    end = next(e.data for e in span if type(e) is Lane)
     rows = table.shape[0] if isinstance(table, Tensor) else table.data.shape[1]
-    begin, lengths = ends(span, torch.full((count,), rows, device=next(e.data.device for e in span if type(e) is Lane)))
+    begin, lengths = ends(span, torch.full((end.shape[0],), rows, device=end.device))
     offsets, at = take_spans(begin, lengths)
     s = Structure(offsets, None, None, 0, 0, 1).marked()
     if isinstance(table, Tensor):
@@ -153,7 +150,7 @@ def first_rows(table: Any, span: Span) -> NestedTensor:
 
 
 def picked_way(taken: Any, yes: NestedTensor, no: NestedTensor) -> NestedTensor:
-    """Whole examples of one batch or of the other."""
+    """Whole examples, each of one of two batches."""
     count = yes.structure.batch_size
     which = with_batch(taken, count).reshape(count)
     if yes.structure is no.structure and yes.values.ndim == no.values.ndim:
@@ -168,7 +165,7 @@ def picked_way(taken: Any, yes: NestedTensor, no: NestedTensor) -> NestedTensor:
 
 
 def put_rows(x: NestedTensor, entry: Any, value: Any) -> Any:
-    """`x` with other rows: those on which a ragged mask is true, or the one at a position."""
+    """`x` with another value where a ragged mask is true, or at a position."""
     if isinstance(value, NestedTensor):
         refuse("x[...] = value of a ragged value", "torch.where(mask, value, x)")
     if isinstance(entry, NestedTensor) and entry.dtype == torch.bool:

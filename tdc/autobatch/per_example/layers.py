@@ -1,10 +1,10 @@
-"""Rows of the functions behind torch's layers that tell a batch from an example by the number of dims.
+"""Rows of functions of torch's layers, which tell a batch from an example by the number of dims.
 
-    example (C, T)       what torch calls unbatched: the batch is (B, C, -1)
-    example (1, C, T)    a batch of one: so is this, and the dim of size 1 comes back
+    example (C, T)       unbatched: the batch is (B, C, -1)
+    example (1, C, T)    a batch of one: the dim of size 1 is removed and comes back
     example (T, C, L)    a batch of rows: the rows of all examples are one batch (N, C, L)
 
-What counts statistics of a batch has no meaning for an example, and is refused.
+Statistics of a batch have no meaning for an example, and are refused.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tdc.autobatch.per_example.table import (
     NESTED,
     TABLE,
     all_dims,
+    each,
     first_is_ragged,
     flattened,
     of_rank,
@@ -54,16 +55,16 @@ def map_results_of(found: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 def spatial(op: Any, n: int, apart: bool = False) -> Op:
-    """A row for a function of (C, ...) or (N, C, ...), with `n` dims behind the channels; `apart` where each channel is
-    for itself."""
+    """A row for a function of (C, ...) or (N, C, ...), with `n` dims after the channels; `apart` if channels do not
+    mix."""
 
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:
         x = ragged(input, op)
         only_shared(op, *args, *kwargs.values())
-        if rank(x) == n + 1 and apart and first_is_ragged(x):
-            return map_results_of(op(x.values, *args, **kwargs), lambda t: build_nested(x.structure, t))
         if rank(x) == n + 1:
-            return op(x, *args, **kwargs)
+            if not apart or not first_is_ragged(x):
+                return op(x, *args, **kwargs)
+            return map_results_of(op(x.values, *args, **kwargs), lambda t: build_nested(x.structure, t))
         if rank(x) != n + 2:
             refuse(f"{rank(x)} dims in torch.{name_of(op)}", f"examples of {n + 1} dims, channels first")
         return of_batch(op, x, lambda t: op(t, *args, **kwargs))
@@ -85,7 +86,7 @@ def batched(op: Any) -> Op:
 
 
 def prelu(input: Any, weight: Any) -> Any:
-    """Channels are dim 1 of an example, as torch has it of any tensor."""
+    """`prelu`, with channels in dim 1 of an example."""
     x = ragged(input, F.prelu)
     only_shared(F.prelu, weight)
     if weight.numel() == 1:
@@ -103,7 +104,7 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def recurrent(op: Any) -> Op:
-    """A row for what `nn.LSTM` and its kin call; of an example (T, D) they make a batch of one."""
+    """A row for the functions of `nn.LSTM` and the like, which make a batch of one of an example (T, D)."""
 
     def run(input: Any, hx: Any, weights: Any, *options: Any) -> Any:
         x, first = ragged(input, op), options[-1]
@@ -137,7 +138,7 @@ def take(input: Any, index: Any) -> Any:
 
 
 def masked_select(input: Any, mask: Any) -> Any:
-    """Elements of the flattened example, as many as its mask has."""
+    """Elements of the flattened example where its mask is true."""
     if not isinstance(mask, NestedTensor) or not isinstance(input, NestedTensor) or rank(input) != rank(mask):
         refuse("torch.masked_select of a tensor and a mask that are not both ragged", "x.expand_as(mask)")
     return picked(flattened(input), [flattened(mask.expand_as(input))])
@@ -150,7 +151,7 @@ def dist(input: Any, other: Any, p: float = 2) -> Any:
 
 
 def pairs(op: Any) -> Op:
-    """A row for two operands of matrices, or vectors, that belong together."""
+    """A row for two operands of matrices, or vectors, of one example."""
 
     def run(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
         only_shared(op, *args, *kwargs.values())
@@ -161,7 +162,7 @@ def pairs(op: Any) -> Op:
 
 
 def refused(op: Any, hint: str) -> Op:
-    """A row that says what to do instead."""
+    """A row that raises, and names what to write instead."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         refuse(f"torch.{name_of(op)}", hint)
@@ -172,9 +173,8 @@ def refused(op: Any, hint: str) -> Op:
 STATISTICS = "layer_norm or group_norm, which look at one example; or normalise outside of the function"
 OWN: dict[Any, Op] = {
     F.prelu: prelu, F.bilinear: bilinear, F.one_hot: one_hot, torch.take: take, torch.dist: dist,
-    torch.masked_select: masked_select,
-    torch.lstm: recurrent(torch.lstm), torch.gru: recurrent(torch.gru), torch.rnn_tanh: recurrent(torch.rnn_tanh),
-    torch.rnn_relu: recurrent(torch.rnn_relu), F.interpolate: batched(F.interpolate), F.unfold: spatial(F.unfold, 2),
+    torch.masked_select: masked_select, **{op: recurrent(op) for op in each(torch, "lstm gru rnn_tanh rnn_relu")},
+    F.interpolate: batched(F.interpolate), F.unfold: spatial(F.unfold, 2),
     F.group_norm: batched(F.group_norm), F.local_response_norm: batched(F.local_response_norm),
     F.channel_shuffle: batched(F.channel_shuffle),
     F.dropout1d: spatial(F.dropout1d, 1), F.dropout3d: spatial(F.dropout3d, 3),

@@ -1,11 +1,11 @@
-"""Rows of operations on operands that broadcast: those of the examples meet from the last dim, as they do alone.
+"""Rows of operations on operands that broadcast: those of one example are aligned from the last dim.
 
     xs (T, D) + h (D,)      (B, -1, D) + (B, 1, D)      a dense operand gets dims of size 1 behind the batch
     xs (T,) + h (H, 1)      (B, 1, -1) + (B, H, 1)      so does a ragged one
-    xs (T, D) + w (D,)      (B, -1, D) + (D,)           what all share is as it is
+    xs (T, D) + w (D,)      (B, -1, D) + (D,)           a shared operand stays
 
-A dense operand has size 1 where the others are ragged: another size would fit some examples only. A number that each
-example has does not widen the dtype of tensors, as a 0-d tensor does not.
+A dense operand has size 1 where the others are ragged. A number of each example does not widen the dtype of tensors,
+as a 0-d tensor does not.
 """
 
 from __future__ import annotations
@@ -45,20 +45,17 @@ from tdc.ragged.nested import NestedTensor
 
 
 def together(op: Any, operands: Sequence[Any]) -> list[Any]:
-    """Operands of examples as those of the batch that broadcast in the same way; what is no tensor as it is.
+    """Operands of examples as operands of the batch that broadcast in the same way.
 
     Raises:
         ShapeError: a dense operand has more than one element along a ragged dim.
     """
     dims = max([rank(x) for x in operands])
-    spans: dict[int, int] = {}  # ragged dims, counted from the last
-    for x in operands:
-        if isinstance(x, NestedTensor):
-            spans |= {d - x.ndim: 0 for d in x.ragged_dims}
+    ragged_dims = [d - x.ndim for x in operands if isinstance(x, NestedTensor) for d in x.ragged_dims]
     for x in operands:
         if isinstance(x, Tensor) or type(x) is Lane:
             t: Any = x.data if type(x) is Lane else x
-            for d in spans:
+            for d in ragged_dims:
                 if -d <= rank(x) and t.shape[d] != 1:
                     got = f"{t.shape[d]} elements along a ragged dim"
                     hint = "x.unsqueeze(d) where all elements are to meet it, or rows of another ragged argument"
@@ -74,7 +71,7 @@ def as_number(x: Any, tensors: Sequence[Any]) -> Any:
     dtype = tensors[0].data.dtype if type(tensors[0]) is Lane else tensors[0].dtype
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.data.dtype if type(t) is Lane else t.dtype)
-    wanted = dtype_beside(dtype, x.data.dtype)
+    wanted = dtype_beside(str(dtype), str(x.data.dtype))
     return lane_of(x.data.to(wanted)) if wanted != x.data.dtype else x
 
 
@@ -89,7 +86,7 @@ def nary(op: Op) -> Op:
 
 
 def unary(op: Any) -> Op:
-    """A row for a function of one tensor, and of what all examples share."""
+    """A row for a function of one tensor, and of shared arguments."""
     name = op.__name__ if isinstance(op, MethodDescriptorType) else ""
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +97,7 @@ def unary(op: Any) -> Op:
 
 
 def masked_fill(x: Any, mask: Any, value: Any) -> Any:
-    """A value of each example is no number for torch."""
+    """`masked_fill`, with a value of each example as well."""
     if type(value) is Lane or isinstance(value, NestedTensor):
         dtype = x.data.dtype if type(x) is Lane else x.dtype
         own: Any = value
@@ -112,7 +109,7 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Any:
 
 
 def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    """One bound after the other, as one may be a number and the other a tensor."""
+    """`clamp`, by one bound after the other: one may be a number and the other a tensor."""
     found = x
     for name, bound in (("min", min), ("max", max)):
         if bound is not None:
@@ -131,20 +128,12 @@ def fill(x: Any, value: Any) -> Any:
 
 def to(x: Any, *args: Any, **kwargs: Any) -> Any:
     """`x.to(dtype)`, and `x.to(other)`."""
-    given = [a.data if type(a) is Lane else a for a in args]
-    if isinstance(x, NestedTensor):
-        given = [a.values if isinstance(a, NestedTensor) else a for a in given]
-        return x.to(*given, **kwargs)
-    return with_batch(x, count_of(args)).to(*[a.values if isinstance(a, NestedTensor) else a for a in given], **kwargs)
-
-
-def type_as(x: Any, other: Any) -> Any:
-    return to(x, other)
+    given = [a.data if type(a) is Lane else a.values if isinstance(a, NestedTensor) else a for a in args]
+    return (x if isinstance(x, NestedTensor) else with_batch(x, count_of(args))).to(*given, **kwargs)
 
 
 def clone(op: Op) -> Op:
-    """A row that leaves out the memory format, which the batch has of its own."""
-
+    """A row that ignores the memory format."""
     name = name_of(op)
 
     def run(x: Any, *, memory_format: Any = None) -> Any:
@@ -157,7 +146,7 @@ def clone(op: Op) -> Op:
 
 
 def reduced(op: Any, loss: Any, reduction: str) -> Any:
-    """The loss of each example, of that of each of its elements."""
+    """The loss of each example, from the losses of its elements."""
     if reduction == "none":
         return loss
     if reduction not in ("mean", "sum"):
@@ -167,7 +156,7 @@ def reduced(op: Any, loss: Any, reduction: str) -> Any:
 
 
 def elementwise_loss(op: Any, names: tuple[str, ...]) -> Op:
-    """A row for the losses that compare element with element."""
+    """A row for a loss of pairs of elements."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         given, reduction = named(names, args, kwargs)
@@ -179,7 +168,7 @@ def elementwise_loss(op: Any, names: tuple[str, ...]) -> Op:
 
 
 def class_loss(op: Any, names: tuple[str, ...]) -> Op:
-    """A row for the losses of classes: logits (T, C) and targets (T,)."""
+    """A row for a loss of classes: logits (T, C) and targets (T,)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         given, reduction = named(names, args, kwargs)
@@ -211,8 +200,7 @@ ELEMENTWISE = each(F, """
 CLONES = (torch.clone, torch.Tensor.contiguous)
 OWN: dict[Any, Op] = {
     torch.masked_fill: masked_fill, torch.clamp: clamp, torch.fill: fill, torch.Tensor.to: to,
-    torch.Tensor.type_as: type_as,
-    **{op: clone(op) for op in CLONES},
+    torch.Tensor.type_as: lambda x, other: to(x, other), **{op: clone(op) for op in CLONES},
 }  # fmt: skip
 
 for _op, _row in OWN.items():

@@ -3,8 +3,8 @@
     example    q (T, D) @ k.transpose(0, 1) (D, S)     (T, S)
     batch      q (B, -1, D) @ k (B, D, -1)             (B, -1, -1)
 
-A vector becomes a matrix with one row or column and back. Dims in front of the matrices broadcast. In attention an
-operand may be dense beside ragged ones: it is a batch of rows of one length.
+A vector becomes a matrix with one row or column and back. Leading dims broadcast. In attention a dense operand beside
+ragged ones is a batch of rows of one length.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.autobatch.per_example.operands import together
-from tdc.autobatch.per_example.table import (
-    of_rank,
-    only_shared,
-    put,
-    rank,
-    refuse,
-    with_batch,
-)
+from tdc.autobatch.per_example.table import of_rank, only_shared, put, rank, refuse, with_batch
 from tdc.autobatch.values import Lane, lane_of
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, describe, message
@@ -40,8 +33,7 @@ def matmul(input: Any, other: Any) -> Any:
     """`input @ other`."""
     first, second = rank(input) == 1, rank(other) == 1
     if not (rank(input) and rank(other)):
-        got = "a number"
-        raise ShapeError(message("matmul", "matrices or vectors", got, hint="x * y for a number"))
+        raise ShapeError(message("matmul", "matrices or vectors", "a number", hint="x * y for a number"))
     a, b = [as_matrix(x, n, at) for x, n, at in ((input, first, 0), (other, second, 1))]
     dims = max(rank(a), rank(b))
     a, b = [x if isinstance(x, Tensor) else of_rank(x, dims) for x in (a, b)]
@@ -52,13 +44,12 @@ def matmul(input: Any, other: Any) -> Any:
 
 
 def by_operator(a: Any, b: Any) -> Any:
-    """`a @ b` that Python asked a tensor for."""
+    """`a @ b` of a tensor and a ragged example."""
     return matmul(a, b)
 
 
 def by_operator_traced(a: Any, b: Any) -> Any:
-    """What Dynamo traces for it: of a tensor and an object that is none it may turn them round (torch 2.13), so they
-    must fit in one order only."""
+    """The same for Dynamo, which may swap a tensor and another object (torch 2.13): they must fit in one order only."""
     if not meets(b, a):
         return matmul(a, b)
     if meets(a, b):
@@ -67,21 +58,18 @@ def by_operator_traced(a: Any, b: Any) -> Any:
 
 
 def meets(a: Any, b: Any) -> bool:
-    """Whether the dims that `a @ b` sums over are both ragged, or of one size."""
-    last, first = [inner_size(x, d) for x, d in ((a, rank(a) - 1), (b, max(rank(b) - 2, 0)))]
-    return bool(last == first)
-
-
-def inner_size(x: Any, d: int) -> Any:
-    """The size of a dim of one example, -1 of a ragged one."""
-    return x.data.shape[d + 1] if type(x) is Lane else x.shape[d + isinstance(x, NestedTensor)]
+    """True if the dims that `a @ b` sums over are both ragged, or of one size."""
+    sizes: list[Any] = []
+    for x, d in ((a, rank(a) - 1), (b, max(rank(b) - 2, 0))):
+        sizes.append(x.data.shape[d + 1] if type(x) is Lane else x.shape[d + isinstance(x, NestedTensor)])
+    return bool(sizes[0] == sizes[1])
 
 
 trace_as(by_operator, by_operator_traced)
 
 
 def as_matrix(x: Any, vector: bool, at: int) -> Any:
-    """A vector as a matrix of one row (`at` 0) or one column; a matrix as it is."""
+    """A vector as a matrix of one row (`at` 0) or one column; another operand as it is."""
     if not vector:
         return x
     if type(x) is Lane:
@@ -94,16 +82,15 @@ def of_ranks(op: Any, *ranks: int) -> Op:
 
     def run(a: Any, b: Any) -> Any:
         if (rank(a), rank(b)) != ranks:
-            got = f"{rank(a)} and {rank(b)}"
-            expected = " and ".join([f"{n}" for n in ranks])
-            raise ShapeError(message(op, f"operands of {expected} dims", got, hint="torch.matmul takes others"))
+            expected, got = f"operands of {ranks[0]} and {ranks[1]} dims", f"{rank(a)} and {rank(b)}"
+            raise ShapeError(message(op, expected, got, hint="torch.matmul takes others"))
         return matmul(a, b)
 
     return run
 
 
 def outer(input: Any, vec2: Any) -> Any:
-    """A column times a row."""
+    """The product of a column and a row."""
     if (rank(input), rank(vec2)) != (1, 1):
         got = f"{rank(input)} and {rank(vec2)} dims"
         raise ShapeError(message("outer", "two vectors", got, hint="x.unsqueeze(1) * y"))
@@ -139,15 +126,6 @@ def plus(op: Any, product: Op) -> Op:
     return run
 
 
-def summed(op: Any) -> Any:
-    """The sum of products of matrices."""
-
-    def run(a: Any, b: Any) -> Any:
-        return of_ranks(op, 3, 3)(a, b).sum(1)
-
-    return run
-
-
 run_linear: Any = F.linear  # the stubs know tensors only
 
 
@@ -155,10 +133,9 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     x: Any = input
     if isinstance(x, NestedTensor) and all([w is None or isinstance(w, Tensor) for w in (weight, bias)]):
         return run_linear(x, weight, bias)
-    if type(weight) is Lane:
-        turned: Any = lane_of(weight.data.transpose(-2, -1)) if rank(weight) > 1 else weight
-    else:
-        turned = weight.transpose(-2, -1) if rank(weight) > 1 else weight
+    turned: Any = weight
+    if rank(weight) > 1:
+        turned = lane_of(weight.data.transpose(-2, -1)) if type(weight) is Lane else weight.transpose(-2, -1)
     found = matmul(input, turned)
     if bias is None:
         return found
@@ -170,12 +147,8 @@ def multi_dot(tensors: Sequence[Any]) -> Any:
     return reduce(lambda a, b: matmul(example(a), b), tensors)
 
 
-def chain(*matrices: Any) -> Any:
-    return multi_dot(matrices)
-
-
 def einsum(equation: Any, *operands: Any) -> Any:
-    """A letter for the batch in front of each operand that has one, and of the result."""
+    """`einsum` with a letter for the batch in front of each operand that has one, and of the result."""
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if not isinstance(equation, str):
         refuse("torch.einsum with lists of dims", 'torch.einsum("td,de->te", x, w)')
@@ -193,34 +166,30 @@ def einsum(equation: Any, *operands: Any) -> Any:
 
 
 def rows_of(x: Any, like: NestedTensor, at: int, op: Any) -> Any:
-    """An operand of attention as rows, (B, ..., -1, E); a dense one has as many in each example."""
+    """An operand of attention as rows, (B, ..., -1, E); a dense one has equally many in each example."""
     if isinstance(x, NestedTensor):
         return x
     dense = with_batch(x, like.structure.batch_size)
     if dense.ndim != like.ndim:
         got = f"{describe(dense)} beside {describe(like)}"
         raise ShapeError(message(op, "operands with as many dims as each other", got, hint="x.unsqueeze(0)"))
-    pattern = like if like.ragged_dims == (at,) else None
-    if pattern is None:
+    if like.ragged_dims != (at,):
         refuse(f"torch.{name_of(op)} of rows that are not ragged at dim {at - 1}", "x.transpose(0, 1)")
-    return as_rows(dense, pattern)
+    return as_rows(dense, like)
 
 
 def attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """Examples (T, E) or (H, T, E)."""
+    """Attention of examples (T, E) or (H, T, E)."""
     op = F.scaled_dot_product_attention
     parts = [query, key, value]
     n = rank(next(x for x in parts if isinstance(x, NestedTensor)))
     if any([rank(x) != n for x in parts]) or n not in (2, 3):
         got = " and ".join([f"{rank(x)}" for x in parts])
         raise ShapeError(message(op, "operands of (T, E) or (H, T, E)", f"{got} dims", hint="x.transpose(0, 1)"))
-    whole = [x.unsqueeze(1) if isinstance(x, NestedTensor) else x for x in parts] if n == 2 else parts
-    if n == 2:
-        whole = [lane_of(x.data.unsqueeze(1)) if type(x) is Lane else x for x in whole]
-        whole = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in whole]
+    whole = [as_matrix(x, True, 0) for x in parts] if n == 2 else parts  # with a dim for one head
     like = next(x for x in whole if isinstance(x, NestedTensor))
     q, k, v = [rows_of(x, like, 2, op) for x in whole]
     mask = attention_mask(attn_mask, op)
@@ -237,11 +206,7 @@ def dense_rows(out: Any, like: Any) -> Tensor:
 
 
 def attention_mask(mask: Any, op: Any) -> Any:
-    """A mask (T, S) or (H, T, S) of each example, ragged in both dims.
-
-    Raises:
-        UnsupportedError: a dense one, which fits some examples only.
-    """
+    """A mask (T, S) or (H, T, S) of each example, ragged in both dims; UnsupportedError for a dense one."""
     if mask is None:
         return None
     if not isinstance(mask, NestedTensor):
@@ -250,7 +215,7 @@ def attention_mask(mask: Any, op: Any) -> Any:
 
 
 def multi_head(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Examples (T, E); torch's layers say (T, B, E) of a batch."""
+    """Multi-head attention of examples (T, E)."""
     op = F.multi_head_attention_forward
     if any([rank(x) != 2 for x in (query, key, value)]):
         refuse(f"torch.{name_of(op)} of a batch", "call it for one example: (T, E)")
@@ -263,8 +228,7 @@ def multi_head(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> A
     if mask is not None and not kwargs.get("is_causal"):
         kwargs["attn_mask"] = attention_mask(mask, op)
     q, k, v = [rows_of(x, like, 1, op) for x in (query, key, value)]
-    same = key is value
-    found: Any = op(q, k, k if same else v, *args, **kwargs)
+    found: Any = op(q, k, k if key is value else v, *args, **kwargs)
     out, weights = found
     if not isinstance(query, NestedTensor):
         length = (query.data if type(query) is Lane else query).shape[-2]
@@ -279,7 +243,8 @@ OWN: dict[Any, Op] = {
     torch.dot: of_ranks("dot", 1, 1), torch.bmm: of_ranks("bmm", 3, 3), torch.outer: outer, F.linear: linear,
     torch.addmm: plus(torch.addmm, of_ranks("addmm", 2, 2)), torch.addmv: plus(torch.addmv, of_ranks("addmv", 2, 1)),
     torch.addr: plus(torch.addr, outer), torch.baddbmm: plus(torch.baddbmm, of_ranks("baddbmm", 3, 3)),
-    torch.addbmm: plus(torch.addbmm, summed("addbmm")), torch.linalg.multi_dot: multi_dot, torch.chain_matmul: chain,
+    torch.addbmm: plus(torch.addbmm, lambda a, b: of_ranks("addbmm", 3, 3)(a, b).sum(1)),
+    torch.linalg.multi_dot: multi_dot, torch.chain_matmul: lambda *matrices: multi_dot(matrices),
     torch.vdot: vdot, torch.einsum: einsum, F.scaled_dot_product_attention: attention,
     F.multi_head_attention_forward: multi_head,
 }  # fmt: skip

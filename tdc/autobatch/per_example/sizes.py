@@ -3,7 +3,7 @@
     example    x.reshape(x.size(0), 8, -1)      x.permute(1, 0)      torch.cat([xs, h[None]])
     batch      x.reshape(B, -1, 8, D // 8)      x.permute(0, 2, 1)   torch.cat([xs, h (B, 1, D)], 1)
 
-The size of a ragged dim is a number of each example, or -1. That it is the size which the dim has is asserted on data.
+The size of a ragged dim is a number of each example, or -1. An assertion compares it with the size of the dim.
 """
 
 from __future__ import annotations
@@ -39,48 +39,50 @@ SIZE = "x.size(d) of its ragged dim, or -1"
 
 
 def is_size(x: Any) -> bool:
-    """Whether a size is a number that each example has."""
+    """True of a size that is a number of each example."""
     return type(x) is Lane and rank(x) == 0
 
 
 def require_size(op: Any, x: NestedTensor, r: int, size: Lane) -> None:
-    """Assert that a size is that of a ragged dim of each example."""
+    """Assert that a size is that of a ragged dim."""
     text = message(op, "the size of a ragged dim", "another number", hint=SIZE)
     require((ragged_sizes(x)[:, r] == size.data).all(), text, ShapeError)
 
 
 def groups(op: Any, x: NestedTensor, given: list[Any]) -> tuple[list[Any], list[Any]] | None:
-    """Sizes in front of the ragged dims and behind them, where each ragged dim has its own; None where one -1 alone
-    stands for more than the ragged dim."""
-    s = x.structure
-    at = [i for i, n in enumerate(given) if is_size(n)]
-    if not at and given.count(-1) == 1 and s.ragged_ndim == 1:
-        at = [given.index(-1)]
-        before, after = given[: at[0]], given[at[0] + 1 :]
-        return (before, after) if fit(x, before, after) else None
-    if len(at) != s.ragged_ndim or at != [*range(at[0], at[0] + len(at))]:
-        got = f"{len(at)} sizes of ragged dims, of {s.ragged_ndim}"
+    """The sizes before and after the ragged dims; None where a single -1 stands for more than the ragged dim."""
+    front, back = statics(x)
+    if x.structure.ragged_ndim == 1 and given.count(-1) == 1 and not any([is_size(n) for n in given]):
+        at = given.index(-1)
+        before, after = given[:at], given[at + 1 :]
+        return (before, after) if math.prod(before) == front and math.prod(after) == back else None
+    first, end = ragged_places(op, x, given)
+    return resolved(op, given[:first], front), resolved(op, given[end:], back)
+
+
+def ragged_places(op: Any, x: NestedTensor, given: list[Any]) -> tuple[int, int]:
+    """Where the sizes of the ragged dims begin and end.
+
+    Raises:
+        ShapeError: they are not side by side, or not one for each ragged dim.
+    """
+    at, n = [i for i, size in enumerate(given) if is_size(size)], x.structure.ragged_ndim
+    if len(at) != n or at != [*range(at[0], at[0] + n)]:
+        got = f"{len(at)} sizes of ragged dims, of {n}"
         raise ShapeError(message(op, "a size for each ragged dim, side by side", got, hint=SIZE))
     for r, i in enumerate(at):
         require_size(op, x, r, given[i])
-    front, back = statics(x)
-    return resolved(op, given[: at[0]], front), resolved(op, given[at[-1] + 1 :], back)
+    return at[0], at[0] + n
 
 
 def statics(x: NestedTensor) -> tuple[int, int]:
-    """How many elements static dims have in front of the ragged ones, and behind."""
+    """The numbers of elements of static dims before and after the ragged ones."""
     shape, e = x.values.shape, x.structure.packed_dim
     return math.prod(shape[:e]), math.prod(shape[e + 1 :])
 
 
-def fit(x: NestedTensor, before: list[Any], after: list[Any]) -> bool:
-    """Whether sizes regroup the static dims of each side."""
-    front, back = statics(x)
-    return math.prod(before) == front and math.prod(after) == back
-
-
 def resolved(op: Any, sizes: list[Any], total: int) -> list[Any]:
-    """Sizes of static dims, with one -1 at most replaced."""
+    """Sizes of static dims without -1, of which there may be one."""
     known = math.prod([n for n in sizes if n != -1])
     free = [n for n in sizes if n == -1]
     if len(free) > 1 or (free and (known == 0 or total % known)) or (not free and known != total):
@@ -151,7 +153,7 @@ def expand(input: Any, given: list[Any]) -> Any:
 
 
 def like_other(input: Any, other: Any) -> Any:
-    """`expand_as`: also of a dense tensor."""
+    """`expand_as`, of a dense tensor as well."""
     y = other
     if not isinstance(other, NestedTensor):
         refuse("x.expand_as(h) of a dense h", "x.expand(sizes)")
@@ -185,7 +187,7 @@ def unsqueeze(input: Any, dim: int) -> Any:
 
 
 def squeeze(input: Any, dim: Any = None) -> Any:
-    """With its dims: without them a row that happens to be alone would go as well."""
+    """`squeeze` of given dims: without them a ragged dim of length 1 would go as well."""
     if dim is None:
         refuse("torch.squeeze without a dim", "name the dim: x.squeeze(1)")
     return torch.squeeze(ragged(input, torch.squeeze), behind("squeeze", dim, rank(input)))
@@ -210,13 +212,12 @@ def repeat(op: Any) -> Op:
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Rows behind rows along a ragged dim, also dense ones."""
+    """`cat`; along a ragged dim of dense examples as well."""
     n = max([rank(x) for x in tensors])
     if any([rank(x) != n for x in tensors]):
         got = " and ".join([f"{rank(x)}" for x in tensors])
-        raise ShapeError(
-            message("cat", "tensors with as many dims as each other", f"{got} dims", hint="x.unsqueeze(d)")
-        )
+        expected, hint = "tensors with as many dims as each other", "x.unsqueeze(d)"
+        raise ShapeError(message("cat", expected, f"{got} dims", hint=hint))
     count, at = count_of(tensors), behind("cat", dim, n)
     like = next(x for x in tensors if isinstance(x, NestedTensor))
     if at not in like.ragged_dims and not all([isinstance(x, NestedTensor) for x in tensors]):
@@ -240,7 +241,7 @@ def vstack(tensors: Sequence[Any]) -> Any:
 
 
 def unsqueezed(x: Any) -> Any:
-    """An example with a dim of size 1 in front."""
+    """An example with a leading dim of size 1."""
     if isinstance(x, NestedTensor):
         return x.unsqueeze(1)
     return lane_of(x.data.unsqueeze(1)) if type(x) is Lane else x.unsqueeze(0)
@@ -250,22 +251,17 @@ def unsqueezed(x: Any) -> Any:
 
 
 def new(name: str) -> Op:
-    """A row for `x.new_zeros` and its kin, as ragged as `x`."""
+    """A row for `x.new_zeros` and the like, as ragged as `x`."""
 
     def run(input: Any, *size: Any, **kwargs: Any) -> Any:
         x = ragged(input, getattr(torch.Tensor, name))
         one = isinstance(size[0], (tuple, list))
         given, rest = ([*size[0]], size[1:]) if one else ([*size], ())
         make = getattr(x.values, name)
-        at = [i for i, n in enumerate(given) if is_size(n)]
         s = x.structure
-        if len(at) != s.ragged_ndim or at != [*range(at[0], at[0] + len(at))]:
-            got = f"{len(at)} sizes of ragged dims, of {s.ragged_ndim}"
-            raise ShapeError(message(name, "a size for each ragged dim, side by side", got, hint=SIZE))
-        for r, i in enumerate(at):
-            require_size(name, x, r, given[i])
-        shape = [*given[: at[0]], x.values.shape[s.packed_dim], *given[at[-1] + 1 :]]
-        return build_nested(s.moved(at[0], 0), make(shape, *rest, **kwargs))
+        first, end = ragged_places(name, x, given)
+        shape = [*given[:first], x.values.shape[s.packed_dim], *given[end:]]
+        return build_nested(s.moved(first, 0), make(shape, *rest, **kwargs))
 
     return run
 
@@ -275,8 +271,7 @@ OWN: dict[Any, Op] = {
     torch.flatten: flatten, torch.ravel: flatten, torch.Tensor.expand: one_by_one("size", expand),
     torch.broadcast_to: one_by_one("size", expand), torch.Tensor.expand_as: like_other, torch.Tensor.view_as: view_as,
     torch.Tensor.reshape_as: view_as, torch.permute: one_by_one("dims", permute), torch.t: turn,
-    torch.unsqueeze: unsqueeze,
-    torch.squeeze: squeeze,
+    torch.unsqueeze: unsqueeze, torch.squeeze: squeeze,
     torch.Tensor.repeat: one_by_one("repeats", repeat(torch.Tensor.repeat)),
     torch.tile: one_by_one("dims", repeat(torch.tile)),
     torch.cat: cat, torch.stack: stack, torch.hstack: hstack, torch.vstack: vstack,

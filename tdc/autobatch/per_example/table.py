@@ -1,22 +1,17 @@
-"""The table of operations on one example of a ragged batch: each runs on the whole batch, once.
+"""The table of operations on one example of a ragged batch: each runs once, on the whole batch.
 
-What differs between an example and the batch are dims. A row of the table is a function that takes the arguments of one
-example and calls the operation, as `tdc.ops` has it, with those of the batch:
+A row is a function that takes the arguments of one example, and calls the operation of `tdc.ops` with those of the
+batch, whose dims count from the batch on:
 
     example    xs (T, D)       xs.sum(0)        h (D,)          xs + h
     batch      xs (B, -1, D)   xs.sum(1)        h (B, D)        xs + h (B, 1, D)
 
-    NestedTensor    a ragged operand: one example of it has a dim less
-    Lane            a dense tensor that each example has for itself, (B, ...)
-    Tensor          one that all examples share
+    NestedTensor    a ragged operand: one example has one dim less
+    Lane            a dense tensor of each example, (B, ...)
+    Tensor          a shared tensor
 
-Rows stand under the name that the table of operations has for them, so that one look-up serves functions, methods and
-operators alike. Files of this room hold rows by what becomes of their arguments: `dims`, `operands`, `products`,
-`sizes`, `layers`.
-
-Invariants:
-  - a result that is a tensor has the examples in front, one that is ragged has them as dim 0;
-  - an operation without a row is refused: no dim is ever counted wrongly.
+Rows have the names of the table of operations, so that one look-up serves functions, methods and operators. An
+operation without a row is refused. Dim 0 of a result counts examples.
 """
 
 from __future__ import annotations
@@ -48,7 +43,7 @@ HINT = "walk along it with for, or compute with the whole batch outside of the f
 
 
 def put(op: Any, row: Callable[..., Any]) -> None:
-    """Put a row into the table, for all functions that run one row of the operations."""
+    """Add a row, for all functions that share a row of the table of operations."""
     name = NESTED[op]
     if name in TABLE:
         raise ValueError(message("put", "one row for each operation", f"a second one for {name}"))
@@ -58,12 +53,12 @@ def put(op: Any, row: Callable[..., Any]) -> None:
 
 
 def each(module: Any, names: str) -> list[Any]:
-    """Functions of a module by their names."""
+    """Functions of a module, by name."""
     return [getattr(module, name) for name in names.split()]
 
 
 def one_by_one(name: str, row: Callable[..., Any]) -> Callable[..., Any]:
-    """A row whose sizes or dims may be given one by one, as one sequence, or by name."""
+    """A row whose sizes or dims are given one by one, as one sequence, or by name."""
 
     def run(input: Any, *given: Any, **kwargs: Any) -> Any:
         if name in kwargs:
@@ -78,11 +73,7 @@ def one_by_one(name: str, row: Callable[..., Any]) -> Callable[..., Any]:
 
 @constant
 def row_of(func: Any) -> str:
-    """The name of the row that runs a function.
-
-    Raises:
-        UnsupportedError: it has none.
-    """
+    """The name of the row of a function; UnsupportedError without one."""
     name = NESTED.get(func)
     if name is None or name not in TABLE:
         refuse(f"torch.{name_of(func)}")
@@ -91,7 +82,7 @@ def row_of(func: Any) -> str:
 
 @constant
 def fits(row: str, count: int, names: tuple[str, ...]) -> bool:
-    """Whether a row takes so many arguments by position, and others by name."""
+    """True if a row takes so many arguments by position, and others by name."""
     try:
         inspect.signature(TABLE[row]).bind(*[None] * count, **dict.fromkeys(names))
     except TypeError:
@@ -100,11 +91,7 @@ def fits(row: str, count: int, names: tuple[str, ...]) -> bool:
 
 
 def call(row: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What a row gives for arguments of examples.
-
-    Raises:
-        UnsupportedError: it does not take these.
-    """
+    """The result of a row; UnsupportedError for arguments that it does not take."""
     if kwargs:
         named = {NUMPY.get(name, name) if name != "x" else "input": a for name, a in kwargs.items()}
         first = [named.pop("input")] if "input" in named and not args else []
@@ -118,10 +105,7 @@ def call(row: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def refuse(got: str, hint: str = HINT, expected: str = "an operation that ragged examples have") -> NoReturn:
-    """
-    Raises:
-        UnsupportedError: always.
-    """
+    """Raise UnsupportedError."""
     raise UnsupportedError(message(OP, expected, got, hint=hint))
 
 
@@ -129,7 +113,7 @@ def refuse(got: str, hint: str = HINT, expected: str = "an operation that ragged
 
 
 def rank(x: Any) -> int:
-    """Number of dims that one example of an operand has; 0 of a number."""
+    """The number of dims of one example of an operand; 0 of a number."""
     if isinstance(x, NestedTensor):
         return x.ndim - 1
     if type(x) is Lane:
@@ -142,17 +126,15 @@ def is_operand(x: Any) -> bool:
 
 
 def ragged(x: Any, op: Any) -> Any:
-    """The first operand, which must be a ragged one."""
+    """The first operand, which must be ragged."""
     if not isinstance(x, NestedTensor):
         refuse(f"torch.{name_of(op)} whose first operand is not ragged", "make the dense one ragged: h.expand_as(xs)")
     return x
 
 
 def of_rank(x: Any, dims: int) -> Any:
-    """An operand of the batch in which each example has so many dims; new ones of size 1 stand in front.
-
-    A tensor that all share has no dim for the batch: dims meet from the last.
-    """
+    """An operand of the batch whose examples have so many dims: new ones are of size 1, in front. Shared tensors stay
+    as they are."""
     missing = dims - rank(x)
     if isinstance(x, NestedTensor):
         for _ in range(missing):
@@ -164,48 +146,44 @@ def of_rank(x: Any, dims: int) -> Any:
 
 
 def with_batch(x: Any, count: Any) -> Any:
-    """An operand with the batch in front, also of a tensor that all share."""
+    """An operand, also a shared one, with the batch as dim 0."""
     if type(x) is Lane:
         return x.data
     return x.expand(count, *x.shape) if isinstance(x, Tensor) else x
 
 
 def count_of(operands: Iterable[Any]) -> Any:
-    """How many examples there are."""
+    """The number of examples."""
     return next(x for x in operands if isinstance(x, NestedTensor)).structure.batch_size
 
 
 def only_shared(op: Any, *args: Any) -> None:
-    """
-    Raises:
-        UnsupportedError: an argument is one of each example.
-    """
-    for a in args:
-        for part in a if isinstance(a, (tuple, list)) else (a,):
-            if isinstance(part, NestedTensor) or type(part) is Lane:
-                refuse(f"torch.{name_of(op)} with an argument that differs between examples", "share it between them")
+    """Raise UnsupportedError for arguments that differ between examples."""
+    for part in [part for a in args for part in (a if isinstance(a, (tuple, list)) else (a,))]:
+        if isinstance(part, NestedTensor) or type(part) is Lane:
+            refuse(f"torch.{name_of(op)} with an argument that differs between examples", "share it between them")
 
 
 # -- dims
 
 
 def behind(op: Any, dim: Any, n: int) -> Any:
-    """A dim of examples of `n` dims, or several, counted in the batch."""
+    """A dim of examples of `n` dims, or several, as dims of the batch."""
     if isinstance(dim, (tuple, list)):
         return tuple([normal_dim(d, n, op) + 1 for d in dim])
     return normal_dim(dim, n, op) + 1
 
 
 def all_dims(x: NestedTensor) -> tuple[int, ...]:
-    """All dims but that of the batch."""
+    """All dims but the batch dim."""
     return tuple(range(1, x.ndim))
 
 
 def flattened(x: NestedTensor, first: int = 0, last: int | None = None) -> NestedTensor:
     """Dims of each example as one, its ragged ones among them; by default all dims.
 
-    The ragged dims are packed already. Static dims in front of them are a gather: example i of (S, T, F) has its
-    element (s, t, f) at position (s * T_i + t) * F + f.
+    Static dims in front of the ragged ones need a gather: element (s, t, f) of example i of (S, T, F) moves to
+    position (s * T_i + t) * F + f.
     """
     s, v, dims = x.structure, x.values, range(x.ndim - 1)
     last = x.ndim - 2 if last is None else last
@@ -232,16 +210,12 @@ def flattened(x: NestedTensor, first: int = 0, last: int | None = None) -> Neste
 
 
 def first_is_ragged(x: NestedTensor) -> bool:
-    """Whether the first dim of each example is its only ragged one."""
+    """True if the first dim of each example is its only ragged one."""
     return x.structure.packed_dim == 0 and x.structure.ragged_ndim == 1 and x.structure.batch_dim == 0
 
 
-def dtype_beside(dtype: torch.dtype, zero: torch.dtype) -> torch.dtype:
-    """What torch computes in for a tensor of one dtype and a number of another."""
-    return with_number(str(dtype), str(zero))
-
-
 @constant
-def with_number(dtype: str, zero: str) -> torch.dtype:
+def dtype_beside(dtype: str, zero: str) -> torch.dtype:
+    """The dtype of the sum of a tensor and a 0-d tensor."""
     tensor, number = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, zero)]
     return torch.result_type(torch.empty(1, dtype=tensor), torch.empty((), dtype=number))
