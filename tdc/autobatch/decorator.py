@@ -18,7 +18,7 @@ from tdc.autobatch.program import LAYER, Answers, Program, build, candidates, dr
 from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, local_names, read
 from tdc.autobatch.tree import Call
 from tdc.autobatch.values import Lane, as_result, flatten, lane_of, map_leaves, unflatten
-from tdc.compile._torch.lanes import has_hooks, load_decompositions
+from tdc.compile._torch.levels import has_hooks, load_decompositions
 from tdc.compile.upstream import traced
 from tdc.core.annotations import python_signature
 from tdc.core.arguments import normal_dim

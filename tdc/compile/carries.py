@@ -1,13 +1,17 @@
-"""Trees of containers as the tuples of tensors that torch's control flow takes, and back.
+"""Trees of containers as flat tensors, which is all that torch's control flow and transforms take, and back.
 
-torch's operators reject every user class as operand, carry or result. So a tree is split into its tensors and a `Form`,
-the tensors go through the operator, and the form joins what comes out. What is no tensor (None, a str, a number) is a
-constant of the form: it does not go through the operator, and must be the same on both sides.
+Control flow: a tree is split into its tensors and a `Form`; the tensors go through the operator, and the form joins
+them. None, strings and numbers are constants of the form, equal on both sides.
 
-Invariants:
-  - `split(...)[1].join(split(...)[0])` is the tree again;
-  - two trees agree when they have one treedef, equal constants, and leaf for leaf one dtype and shape; where they do
-    not, the error shows both.
+    tensors, form = split(op, "the carry", tree)          form.join(tensors)
+
+Transforms: constants stay beside the function.
+
+    form: list[Any] = []
+    tensors = transform(lambda *args: tensors_in(fn(*args), form))(*args)
+    out = put_back(tensors, form)
+
+Invariant: two trees agree when they have one treedef, equal constants, and leaf for leaf one dtype and shape.
 """
 
 from __future__ import annotations
@@ -18,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message
 from tdc.core.keys import parts
+from tdc.core.typing import MISSING
 from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict
 
@@ -30,7 +34,7 @@ NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat, torch.SymBoo
 
 
 class Form:
-    """What a tree is apart from its tensors: treedef, constants, and where the tensors stood."""
+    """A tree without its tensors: treedef, constants, and positions of the tensors."""
 
     __slots__ = ("constants", "positions", "spec")
 
@@ -40,12 +44,12 @@ class Form:
         self.positions = positions
 
     def join(self, tensors: Sequence[Any]) -> Any:
-        """The tree with these tensors."""
+        """Return the tree with these tensors."""
         return pytree.tree_unflatten(replaced(self.constants, self.positions, tensors), self.spec)
 
 
 def replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """Values with others at some positions."""
+    """Copy values, with others at some positions."""
     out = list(values)
     for position, x in zip(positions, others, strict=True):
         out[position] = x
@@ -53,9 +57,9 @@ def replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[A
 
 
 def split(op: str, what: str, tree: Any, *, numbers: bool = True) -> tuple[list[Tensor], Form]:
-    """The tensors of a tree, which messages call `what`, and its form; refuses leaves that are no constants either.
+    """Split a tree, which messages call `what`, into its tensors and its form; refuse leaves of other types.
 
-    Without `numbers` Python numbers are no constants: in a loop they would be values that never change.
+    Without `numbers` Python numbers are refused, too: in a loop they would be values that never change.
     """
     leaves, spec = pytree.tree_flatten(tree)
     takes = CONSTANTS + NUMBERS if numbers else CONSTANTS
@@ -68,19 +72,21 @@ def split(op: str, what: str, tree: Any, *, numbers: bool = True) -> tuple[list[
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors of a tree whose form is known."""
+    """Tensors of a tree whose form is known."""
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def agree(op: str, before: tuple[str, Any], after: tuple[str, Any], hint: str) -> None:
-    """Refuse two trees, each given with what it is, that do not have one treedef, equal constants, and tensors of equal
-    dtypes and shapes. Both are shown, in full where their keys differ, else the leaves that differ."""
+    """Refuse two named trees that do not agree; show both if their keys differ, else the leaves that differ."""
     (name_a, a), (name_b, b) = before, after
     leaves_a, spec_a = pytree.tree_flatten(a)
     leaves_b, spec_b = pytree.tree_flatten(b)
     expected = f"{name_b} in the form of {name_a}"
     if spec_a != spec_b:
-        at = [f"{name_a}: {kind(a)} of {', '.join(lines(a))}", f"{name_b}: {kind(b)} of {', '.join(lines(b))}"]
+        at = [
+            f"{name}: {getattr(tree, '_label', type(tree).__name__)} of {', '.join(lines(tree))}"
+            for name, tree in (before, after)
+        ]
         raise StructureError(message(op, expected, "another treedef", at, hint))
     wrong = [i for i, (x, y) in enumerate(zip(leaves_a, leaves_b, strict=True)) if not same_leaf(x, y)]
     if wrong:
@@ -90,30 +96,23 @@ def agree(op: str, before: tuple[str, Any], after: tuple[str, Any], hint: str) -
 
 
 def same_leaf(x: Any, y: Any) -> bool:
-    """Whether one leaf may stand for the other: equal dtype, shape and device, or an equal constant."""
+    """True for tensors of equal dtype, shape and device, and for equal constants."""
     if isinstance(x, Tensor):
         return isinstance(y, Tensor) and x.dtype == y.dtype and x.shape == y.shape and x.device == y.device
     return not isinstance(y, Tensor) and type(x) is type(y) and x == y
 
 
-def kind(tree: Any) -> str:
-    """The class of a tree."""
-    return getattr(tree, "_label", type(tree).__name__)
-
-
 def lines(tree: Any) -> list[str]:
-    """One line for each leaf: its key path and what it is."""
-    return [
-        f"{pytree.keystr(path) or 'value'}: {describe(leaf)}" for path, leaf in pytree.tree_flatten_with_path(tree)[0]
-    ]
+    """One line for each leaf: its key path and its description."""
+    found = pytree.tree_flatten_with_path(tree)[0]
+    return [f"{pytree.keystr(path) or 'value'}: {describe(leaf)}" for path, leaf in found]
 
 
 def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
-    """Which tensors of a carry a body changes; the others it hands back as they are, object for object.
+    """Positions of tensors in a carry that a body changes; the others it returns as the same objects.
 
-    What does not change (offsets of a ragged batch, a table that is looked up) is left out of the carry: it is neither
-    copied at each step, nor kept for the backward pass, and it stays the same object as outside. A tensor that stands
-    in the carry twice stays out only if it does at all positions, since bodies may exchange them.
+    Unchanged tensors, such as offsets, are left out of the carry: neither copied at each step nor kept for backward. A
+    tensor that stands in the carry twice is left out only if it is unchanged at all positions.
     """
     found: list[int] = []
     for i in range(len(before)):  # not `enumerate`, which a graph is traced through three times as long (torch 2.13)
@@ -137,3 +136,22 @@ def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
     if wrong:
         got = "ragged or padded batches"
         raise UnsupportedError(message(op, f"tensors and TensorDicts of tensors in {what}", got, wrong, hint))
+
+
+def is_container(x: Any) -> bool:
+    """True for a TensorDict and for ragged and padded batches."""
+    return is_ragged(x) or isinstance(x, TensorDict)
+
+
+def tensors_in(out: Any, form: list[Any]) -> list[Tensor]:
+    """Tensors of a result, in the order of its pytree; `form` becomes all the rest."""
+    leaves, spec = pytree.tree_flatten(out)
+    form[:] = [MISSING if isinstance(x, Tensor) else x for x in leaves], spec
+    return [x for x in leaves if isinstance(x, Tensor)]
+
+
+def put_back(tensors: Sequence[Tensor], form: list[Any]) -> Any:
+    """Result of these tensors and what `tensors_in` kept."""
+    others, spec = form
+    found = iter(tensors)
+    return pytree.tree_unflatten([next(found) if x is MISSING else x for x in others], spec)

@@ -26,10 +26,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts as create
 
-from tdc.compile._torch.offload import is_to_host, through_host
-from tdc.compile._torch.remat import draws
+from tdc.compile._torch.remat import draws, is_to_host, through_host
 from tdc.compile._torch.tracing import in_body_of_scan
-from tdc.compile.held import held, restored
+from tdc.compile.functional import held, restored
 from tdc.compile.upstream import traced
 from tdc.core import pytree
 from tdc.core.dynamo import under_transform

@@ -1,12 +1,11 @@
-"""What compiling did, counted: graphs, breaks, compiles, kernels; and the memory of a call.
+"""Counts of compiling: graphs, breaks, compiles, kernels; and the memory of a call.
 
-`counted(fn)` is `torch.compile(fn)` that keeps count. The counts are exact, so that "one graph for all lengths" is a
-number and not a hope.
+`counted(fn)` is `torch.compile(fn)` that keeps count: "one graph for all lengths" is a number to check.
 
     graphs      pieces the function was cut into (1: it compiled whole)
     breaks      graph breaks, 0 with fullgraph=True
-    compiles    how often any piece was compiled (1: no length or batch size compiled it anew)
-    kernels     kernels that Inductor generated, library calls not counted
+    compiles    compiles of all pieces (1: no length or batch size compiled it anew)
+    kernels     kernels that Inductor generated, without library calls
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.core.arguments import expect_function
 from tdc.core.dynamo import find_in_tuples, with_own_graphs
+from tdc.core.errors import StructureError, message
 from tdc.core.slow_paths import users_line
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What compiling one function did. `seconds` is the time spent in the backend and tracing of the first call."""
+    """Counts of compiling one function. `seconds` is the time of the calls that compiled."""
 
     name: str
     graphs: int
@@ -40,19 +40,19 @@ class Counts:
 
 
 class counted:
-    """`torch.compile(fn)` that counts what it does.
+    """Compile a function as `torch.compile` does, and count graphs, breaks, compiles and kernels.
 
     Args:
         fn: the function to compile.
-        name: what reports call it.
+        name: its name in reports.
         backend: a backend of `torch.compile`: a name or a function; `tdc.compile.backend` by default.
         fullgraph: a graph break is an error.
-        dynamic: as of `torch.compile`; False takes every size that nobody marked as it is.
+        dynamic: as of `torch.compile`; False specialises on every size that is not marked.
         mode, options: as of `torch.compile`, for Inductor.
 
     Raises:
-        UnsupportedError: no such backend or mode. A call raises what the library raised while it was traced; a note
-            behind the text has the user's line.
+        UnsupportedError: an unknown backend or mode. A call raises the error of this library that stopped its trace,
+            with a note of the user's line.
 
     Example:
         >>> f = counted(lambda x: x * 2, backend="eager")
@@ -87,7 +87,7 @@ class counted:
         return f"counted({own.name}, graphs={own.graphs}, breaks={own.breaks}, compiles={own.compiles})"
 
     def _note(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        """The backend, with a note taken at each call."""
+        """Call the backend and count."""
         self._frames.append(current_compile()[0])
         before = kernels_generated()
         out = self._inner(graph, inputs)
@@ -109,13 +109,19 @@ class counted:
 
     @property
     def counts(self) -> Counts:
-        """The counts up to now."""
+        """Counts up to now."""
         return Counts(self.name, len(set(self._frames)), self._breaks, len(self._frames), self._kernels, self._seconds)
 
 
+def counts_of(op: str, run: Any) -> Counts:
+    """Counts of a compiled step; refuse one that is not compiled."""
+    if not isinstance(run, counted):
+        raise StructureError(message(op, "a compiled step", "compile=False", hint="leave compile out"))
+    return run.counts
+
+
 def short_of(error: Any) -> Exception:
-    """The error of a trace without the calls inside of torch that led to it: where it is ours, ours. A note behind its
-    text has the user's line."""
+    """Reduce the error of a trace to the one of this library, if it is ours, with a note of the user's line."""
     found: Exception = raised_by_trace(error) or error
     if line := users_line(error.real_stack or ()):
         found.add_note(f"at {line}")
@@ -123,12 +129,9 @@ def short_of(error: Any) -> Exception:
 
 
 def peak_bytes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Most bytes alive at one time during a call, beyond what was alive before it.
+    """Measure the peak of bytes alive during a call, beyond those alive before it.
 
-    On CPU summed from the profiler's record of every allocation; on CUDA the allocator's own peak.
-
-    Returns:
-        Bytes.
+    From the profiler's record of allocations on CPU, from the allocator on CUDA.
 
     Example:
         >>> peak_bytes(lambda x: (x + 1) * 2, torch.zeros(256)) >= 1024

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
 from tdc.compile._torch.aoti import Package, save_package, save_without_weights
-from tdc.compile._torch.lanes import levels_in_loops
+from tdc.compile._torch.levels import levels_in_loops
 from tdc.compile._torch.symbolic import any_size
 from tdc.compile.archive import read_weights, save_weights, seal, unseal
 from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds

@@ -16,8 +16,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from tdc.compile._torch.tracing import allow_writes, at_trace_time, refuse_writes
-from tdc.compile.held import holding
 from tdc.compile.upstream import traced
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
@@ -357,3 +357,70 @@ def differences(modules: list[nn.Module], parts: list[TensorDict], i: int) -> di
         if texts[0] != texts[1]:
             found[show(path)] = texts
     return {where: f"{ours}, in module 0 {theirs}" for where, (ours, theirs) in found.items()}
+
+
+class Moment(NamedTuple):
+    """What modules have: each store of tensors with its contents, and each module with its mode."""
+
+    params: list[tuple[dict[str, Any], dict[str, Any]]]
+    buffers: list[tuple[dict[str, Any], dict[str, Any]]]
+    modes: list[tuple[nn.Module, bool]]
+
+
+class Calls(threading.local):
+    """The modules that a call of this thread gave other tensors."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+
+
+CALLS = Calls()
+
+
+@contextmanager
+def holding(module: nn.Module) -> Iterator[None]:
+    """Tell that a module has other tensors."""
+    CALLS.modules.append(module)
+    try:
+        yield
+    finally:
+        CALLS.modules.pop()
+
+
+def held() -> Moment | None:
+    """What the modules that have other tensors have now; None where there are none."""
+    found = [m for module in CALLS.modules for m in module.modules()]
+    return moment_of(found) if found else None
+
+
+def moment_of(modules: list[nn.Module]) -> Moment:
+    """What modules have now."""
+    params, buffers = [[(x, dict(x)) for x in stores] for stores in zip(*[stores_of(m) for m in modules], strict=True)]
+    return Moment(params, buffers, [(m, m.training) for m in modules])
+
+
+def stores_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Where a module keeps its parameters, and its buffers."""
+    return module._parameters, module._buffers
+
+
+@contextmanager
+def restored(moment: Moment) -> Iterator[None]:
+    """Modules with what they had, with copies of buffers, and afterwards with what they have now."""
+    before = moment_of([m for m, _ in moment.modes])
+    copies = {id(x): x.clone() for _, here in moment.buffers for x in here.values() if x is not None}
+    buffers = [(store, {k: copies.get(id(x)) for k, x in here.items()}) for store, here in moment.buffers]
+    try:
+        put(moment._replace(buffers=buffers))
+        yield
+    finally:
+        put(before)
+
+
+def put(moment: Moment) -> None:
+    """Give modules what they had."""
+    for store, here in (*moment.params, *moment.buffers):
+        store.clear()
+        store.update(here)
+    for module, mode in moment.modes:
+        module.training = mode

@@ -1,28 +1,29 @@
 """Gradients of functions of containers.
 
     grads = tdc.grad(loss)(params, batch)           a TensorDict like params, of gradients
-    grads, value = ...                              tdc.value_and_grad gives both
+    value, grads = tdc.value_and_grad(loss)(params, batch)
 
-What differs from `torch.func.grad`: arguments may hold integers (a step counter, the running count of a batch norm) and
-ragged structures. A TensorDict of gradients leaves integers out, a NestedTensor of gradients keeps its structure.
-
-Invariant: nothing is differentiated but floating-point and complex tensors.
+Arguments may hold integers (a step counter, the running count of a batch norm) and ragged structures, which
+`torch.func.grad` refuses. A TensorDict of gradients leaves integers out, a NestedTensor of gradients keeps its
+structure. Only floating-point and complex tensors are differentiated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.autograd import recording
-from tdc.compile._torch.retraced import begin
-from tdc.compile.beside import put_back, tensors_in
+from tdc.compile._torch.autograd import begin, is_recordable, recording
+from tdc.compile._torch.tracing import at_trace_time, mark_backward
+from tdc.compile.carries import put_back, tensors_in
+from tdc.compile.upstream import traced
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
-from tdc.core.dynamo import constant
+from tdc.core.dynamo import constant, under_transform
 from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.core.keys import parts, unravel_key
 from tdc.core.typing import KeyPath
@@ -36,16 +37,16 @@ def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bo
 
     Args:
         fn: returns a 0-d tensor, or with `has_aux` a pair of it and anything.
-        argnums: which arguments; several give a tuple.
+        argnums: positions of the arguments; several give a tuple.
 
     Returns:
         A function of the same arguments that returns the gradients, or `(gradients, aux)`.
 
     Raises:
-        DtypeError: an argument without anything to differentiate.
+        DtypeError: an argument without floating-point tensors.
 
     Compile:
-        fullgraph; under `vmap` one gradient for each member.
+        fullgraph, also under `vmap`.
 
     Example:
         >>> params = TensorDict({"w": torch.tensor(3.0), "step": torch.tensor(1)})
@@ -107,7 +108,7 @@ def both_of(op: str, fn: Callable[..., Any], argnums: int | tuple[int, ...], has
 
 
 def by_transform(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """`torch.func.grad_and_value`, which takes tensors only, with an aux of anything."""
+    """Run `torch.func.grad_and_value`, which takes tensors only, with an aux of anything."""
     if not has_aux:
         return torch.func.grad_and_value(fn)
     form: list[Any] = []
@@ -124,7 +125,7 @@ def by_transform(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
 
 
 def by_autograd(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """`torch.func.grad_and_value` of lists of tensors, in a graph in which nobody differentiates what it returns."""
+    """Run as `torch.func.grad_and_value` by autograd, in a graph in which nothing differentiates the gradients."""
 
     def run(values: list[list[Tensor]], *rest: Any) -> tuple[list[list[Tensor]], Any]:
         with torch.enable_grad():
@@ -138,22 +139,24 @@ def by_autograd(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
 
 
 def recorded(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """The gradient of a loss in each tensor as autograd recorded it; zeros for what the loss does not depend on."""
+    """Gradient of a loss in each tensor as autograd recorded it; zeros where the loss does not depend on one."""
     if not loss.requires_grad:
         return [torch.zeros_like(x) for x in tensors]
     return [*torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)]
 
 
 def apart(x: Any) -> Any:
-    """A tensor outside of autograd; anything else as it is."""
+    """Detach a tensor; return anything else as it is."""
     return x.detach() if isinstance(x, Tensor) and x.requires_grad else x
 
 
 class Part:
-    """One argument, taken apart into the tensors to differentiate and the rest."""
+    """One argument, taken apart into the tensors to differentiate and the rest.
+
+    `sort`: tensors in the order of the pytree, whatever order the keys have.
+    """
 
     def __init__(self, arg: Any, op: str, sort: bool = True) -> None:
-        """`sort`: tensors in the order of the pytree, whatever order the keys have."""
         self.arg = arg
         leaves = arg._leaves if isinstance(arg, TensorDict) else {}
         dtypes = [x.dtype if isinstance(x, Tensor) else None for x in leaves.values()]
@@ -173,7 +176,7 @@ class Part:
             raise DtypeError(message(op, "an argument with floating-point tensors", got, hint=hint))
 
     def filled(self, tensors: list[Tensor], others: list[Any]) -> Any:
-        """The argument with other leaves: both kinds go in as arguments, so that a function may change a buffer."""
+        """Return the argument with other leaves."""
         if self.plain:
             return with_leaves(self.arg, permuted([*tensors, *others], self.back))
         it, rest = iter(tensors), iter(others)
@@ -181,7 +184,7 @@ class Part:
         return pytree.tree_unflatten(leaves, self.spec)
 
     def gradients(self, tensors: list[Tensor]) -> Any:
-        """Gradients in the form of the argument; a TensorDict lacks what has none."""
+        """Gradients in the form of the argument, without leaves that have none."""
         if self.plain:
             found = with_leaves(self.arg, permuted([*tensors, *self.others], self.back))
             return found if not self.others else self.arg.apply(lambda x, g: g if differentiable(x) else None, found)
@@ -190,13 +193,13 @@ class Part:
 
 
 def with_leaves(td: TensorDict, values: list[Any]) -> TensorDict:
-    """A TensorDict with other leaves, in its order."""
+    """Replace the leaves of a TensorDict, in its order."""
     return build_td({p: x for p, x in zip(list(td._leaves), values, strict=True)}, td._nodes, td._size, td._device)
 
 
 @constant
 def differentiable_first(paths: Sequence[KeyPath], dtypes: Sequence[Any], sort: bool) -> tuple[tuple[int, ...], int]:
-    """Where the leaves are that may have a gradient, then those that may not; and how many may."""
+    """Order of leaves with the differentiable ones first, and their number."""
     real = [i for i, d in enumerate(dtypes) if d.is_floating_point or d.is_complex]
     if sort:
         real = sorted(real, key=lambda i: parts(paths[i]))
@@ -205,23 +208,23 @@ def differentiable_first(paths: Sequence[KeyPath], dtypes: Sequence[Any], sort: 
 
 @constant
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
-    """The order that undoes an order."""
+    """Inverse of a permutation."""
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def permuted(values: list[Any], order: tuple[int, ...]) -> list[Any]:
-    """Values in another order."""
+    """Permute values."""
     return values if is_sorted(order) else [values[i] for i in order]
 
 
 @constant
 def is_sorted(order: Sequence[int]) -> bool:
-    """Whether an order changes nothing."""
+    """True for the identity."""
     return all([i == position for i, position in enumerate(order)])
 
 
 def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:
-    """The gradient of one leaf or TensorDict, from tensors in the order of the pytree; None for what has none."""
+    """Gradient of one leaf or TensorDict, from tensors in the order of the pytree; None without one."""
     if not isinstance(x, TensorDict):
         return with_data(x, next(tensors)) if differentiable(x) else None
     found = by_path(x, tensors)
@@ -234,37 +237,37 @@ def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def by_path(td: TensorDict, given: Iterator[Any]) -> dict[KeyPath, tuple[Any, Any]]:
-    """The leaves of a TensorDict that may have a gradient, each with the next of what is given, in pytree order."""
+    """Pair the differentiable leaves of a TensorDict, in pytree order, with the next of the given values."""
     return {p: (td._leaves[p], next(given)) for p in ordered(td._leaves) if differentiable(td._leaves[p])}
 
 
 def is_batch(x: Any) -> bool:
-    """Whether a value is a ragged batch, of one level or two."""
+    """True for a ragged batch of one level or two."""
     return isinstance(x, BATCHES)
 
 
 def is_whole(x: Any) -> bool:
-    """Whether a value is a container, whose gradient is one."""
+    """True for a container, whose gradient is one."""
     return isinstance(x, (*BATCHES, TensorDict))
 
 
 def differentiable(x: Any) -> bool:
-    """Whether a leaf may have a gradient."""
+    """True for floating-point and complex leaves."""
     return isinstance(x, (Tensor, *BATCHES)) and (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """The value of a function, and a function that takes cotangents of it back to the arguments.
+    """Value of a function, and its vector-Jacobian product.
 
     Args:
         fn: returns containers or tensors; with `has_aux` a pair of them and anything.
 
     Returns:
-        `(value, pullback)`, with `has_aux` also aux. `pullback(cotangents)` takes what has the form of the value, and
-        returns a tuple with the gradient of each argument, as `grad` gives it.
+        `(value, pullback)`, with `has_aux` also aux. `pullback(cotangents)` takes cotangents in the form of the value,
+        and returns a tuple with the gradient of each argument, as `grad` gives it.
 
     Raises:
-        DtypeError: an argument or a value without anything to differentiate.
+        DtypeError: an argument or a value without floating-point tensors.
 
     Compile:
         fullgraph where the pullback is called in the same function.
@@ -296,14 +299,14 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
 def jvp(
     fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False
 ) -> tuple[Any, ...]:
-    """The value of a function, and its derivative in the direction of the tangents, in the form of the value.
+    """Value of a function, and its Jacobian-vector product in the form of the value.
 
     Args:
         fn: returns containers or tensors; with `has_aux` a pair of them and anything.
-        tangents: one for each argument, of its form.
+        tangents: one for each argument, in its form.
 
     Raises:
-        DtypeError: an argument, tangent or value without anything to differentiate.
+        DtypeError: an argument, tangent or value without floating-point tensors.
 
     Compile:
         fullgraph.
@@ -334,7 +337,7 @@ def jvp(
 def on_tensors(
     fn: Callable[..., Any], parts: list[Part], has_aux: bool, op: str, form: list[Any]
 ) -> Callable[..., Any]:
-    """A function from lists of tensors to a list of tensors, with the tensors of its value and aux beside."""
+    """Function from lists of tensors to a list of tensors, with the tensors of its value and aux beside."""
 
     def inner(*values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         out = fn(*[part.filled(tensors, part.others) for part, tensors in zip(parts, values, strict=True)])
@@ -342,3 +345,19 @@ def on_tensors(
         return Part(value, op).tensors, tensors_in((value, aux) if has_aux else (value,), form)
 
     return inner
+
+
+def loss_and_gradients(
+    loss_fn: Callable[..., tuple[Tensor, Any]], params: TensorDict, *args: Any, in_loop: bool = False
+) -> tuple[tuple[Tensor, Any], TensorDict]:
+    """`((loss, aux), gradients)` of `loss_fn(params, *args) -> (loss, aux)`, as `value_and_grad` gives them."""
+    if in_loop or torch.is_grad_enabled() or under_transform() or (traced() and not is_recordable()):
+        return value_and_grad(loss_fn, has_aux=True)(params, *args)  # type: ignore[no-any-return]  # open in torch
+    at_trace_time(mark_backward)
+    part = Part(params, "grad", sort=False)
+    own = [x.detach().requires_grad_() for x in part.tensors]
+    with torch.enable_grad():
+        loss, aux = loss_fn(part.filled(own, part.others), *pytree.tree_map(apart, args))
+        with recording() if traced() else nullcontext():
+            found = recorded(loss, own)
+    return (loss.detach(), pytree.tree_map(apart, aux)), part.gradients(found)

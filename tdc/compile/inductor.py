@@ -22,9 +22,8 @@ import torch
 
 from tdc.compile._torch.dynamo import named_backend
 from tdc.compile._torch.inductor import BUDGET, apart_in_caches, compile_graph, memory_budget, settings_of
-from tdc.compile._torch.offload import drop_detours
-from tdc.compile._torch.remat import drawn_once
-from tdc.compile.scan_copies import without_copies
+from tdc.compile._torch.remat import drawn_once, drop_detours
+from tdc.compile._torch.scans import without_copies
 from tdc.core.errors import ShapeError, UnsupportedError, message
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

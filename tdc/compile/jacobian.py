@@ -28,9 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.beside import put_back, tensors_in
+from tdc.compile.carries import is_container, put_back, tensors_in
 from tdc.compile.gradients import Part, by_path, differentiable
-from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
 from tdc.core.dynamo import has_forward_mode

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.tracing import at_trace_time, keep_activations, loop_operator
+from tdc.compile.carries import is_container
 from tdc.compile.loss import not_zero
 from tdc.compile.upstream import traced
-from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.container import shape_of
 from tdc.core.dtypes import widened

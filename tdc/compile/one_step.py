@@ -4,13 +4,10 @@
                                                  |
                                         finite? else all of it stays as it was
 
-Each entry of the state is made here from the one before; the order of keys is `train_state`'s business.
-
 Invariants:
   - the state is all that one step hands to the next;
   - buffers go through the parts in order, as copies: a module may write into those it is given;
-  - a step that is left out changes "step", "rng", "skipped" and "scaler", and nothing else;
-  - arguments are checked by keys, kinds and shapes, never by values; in a compiled step that costs nothing.
+  - a step that is left out changes "step", "rng", "skipped" and "scaler", and nothing else.
 """
 
 from __future__ import annotations
@@ -23,15 +20,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tdc.compile import loss_scale
-from tdc.compile.differentiate import loss_and_gradients
+from tdc.compile import train_state
+from tdc.compile.gradients import loss_and_gradients
 from tdc.compile.loss import Functional, OfModule, read_result
-from tdc.compile.loss_scale import chosen, next_scale, unscaled
 from tdc.compile.micro_batches import Gradients, first_size, leaves_of, mean_over_parts
 from tdc.compile.ranks import mean_over_ranks, summed
-from tdc.compile.seeds import advanced
 from tdc.compile.train_metrics import global_norm, metrics_of, rate_of
-from tdc.compile.train_state import next_state
+from tdc.compile.train_state import advanced, chosen, next_scale, next_state, unscaled
 from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
 from tdc.ragged.storage import data_of, is_ragged
 from tdc.tensordict.tensordict import TensorDict
@@ -41,7 +36,7 @@ DTYPES = (None, torch.bfloat16, torch.float16)
 
 
 class Updates(Protocol):
-    """An optimiser: two functions, such as those of `tdc.optim`."""
+    """Optimiser: two functions, such as those of `tdc.optim`."""
 
     @property
     def init(self) -> Callable[[Any], Any]: ...
@@ -51,7 +46,7 @@ class Updates(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step, with all that was chosen for it."""
+    """One step with its settings."""
 
     loss: Functional | OfModule
     optimizer: Updates
@@ -65,7 +60,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """Return the net, loss and optimizer as text, for the repr of a step and of its evaluation."""
+        """Net, loss and optimizer, for the repr of a step and of its evaluation."""
         net, fn = self.loss.net, self.loss.fn
         parts = [] if net is None else [f"net={type(net).__name__}"]
         optimizer = getattr(self.optimizer, "title", type(self.optimizer).__name__)
@@ -73,9 +68,8 @@ class Step:
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
         self.check(state, batch)
-        params, before, buffers, nodes = state["params"], state["optimizer"], None, state._nodes
-        if "buffers" in nodes:
-            buffers = state["buffers"]
+        params, before = state["params"], state["optimizer"]
+        buffers = state["buffers"] if "buffers" in state._nodes else None
         scale = state["scaler", "scale"] if self.scales else None
         found = self.gradients(params, buffers, batch, scale)
         new: dict[str, Any] = {}
@@ -91,7 +85,7 @@ class Step:
             if self.skips:
                 new["skipped"] = state["skipped"] + ~finite
             if self.scales:
-                new["scaler"] = next_scale(state["scaler"], finite, loss_scale.SCALING)
+                new["scaler"] = next_scale(state["scaler"], finite, train_state.SCALING)
         new["step"] = state["step"] + 1
         if "rng" in state._leaves:
             new["rng"] = advanced(state["rng"])
@@ -104,16 +98,16 @@ class Step:
 
     @property
     def scales(self) -> bool:
-        """Whether losses are scaled."""
+        """True if losses are scaled."""
         return self.dtype is torch.float16
 
     @property
     def skips(self) -> bool:
-        """Whether a step without finite gradients is left out."""
+        """True if steps without finite gradients are left out."""
         return self.skip_nonfinite or self.scales
 
     def known_metrics(self, found: Gradients, before: TensorDict, after: TensorDict) -> dict[str, Any]:
-        """The metrics that a step computes of gradients and of the states of the optimiser, where it needs them."""
+        """Metrics of the gradients and of the optimizer, where the step needs them."""
         known: dict[str, Any] = {}
         if "lr" in self.metrics:
             known["lr"] = rate_of(self.optimizer, before, after)
@@ -124,7 +118,7 @@ class Step:
         return known
 
     def gradients(self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None) -> Gradients:
-        """Gradients of the loss, and what comes with them, of a batch in one or several parts."""
+        """Gradients and metrics of a batch in one or several parts, on one or several ranks."""
 
         def of(params: TensorDict, buffers: Any, part: Any, in_loop: bool = False) -> Gradients:
             return self.gradients_of(params, buffers, part, scale, in_loop)
@@ -139,7 +133,7 @@ class Step:
     def gradients_of(
         self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None, in_loop: bool
     ) -> Gradients:
-        """Gradients, metrics, new buffers, and the count of a loss that has one, of a batch or a part of one."""
+        """Gradients, metrics, new buffers and count of one part."""
 
         def loss_of(params: TensorDict, buffers: Any, batch: Any) -> tuple[Tensor, tuple[Any, ...]]:
             out, after = self.called(self.loss.fn, params, buffers, batch)
@@ -153,7 +147,7 @@ class Step:
     def called(
         self, fn: Callable[..., Any], params: TensorDict, buffers: Any, batch: Any, training: bool = True
     ) -> Any:
-        """What a function of the loss's arguments returns under autocast, and the buffers behind it."""
+        """Call a function of the loss's arguments under autocast; return its result and the new buffers."""
         with nullcontext() if self.dtype is None else torch.autocast(device_of(params).type, self.dtype):
             return self.loss.call(fn, params, buffers, batch, training)
 
@@ -174,23 +168,16 @@ class Step:
     def check_device(self, state: TensorDict, batch: Any) -> None:
         """Refuse a batch on another device than the parameters."""
         device = device_of(state["params"])
-        tensors = {f"leaf {i} of the batch": x for i, x in enumerate(leaves_of(batch)) if is_tensor(x)}
         wrong = {
-            name: f"{describe(x)} on {data_of(x).device}"
-            for name, x in tensors.items()
-            if data_of(x).device != device and data_of(x).ndim
+            f"leaf {i} of the batch": f"{describe(x)} on {data_of(x).device}"
+            for i, x in enumerate(leaves_of(batch))
+            if (isinstance(x, Tensor) or is_ragged(x)) and data_of(x).device != device and data_of(x).ndim
         }
         hint = f"batch.to('{device}'), or init the step with net.to(device)"
-        refuse_wrong(
-            StructureError, OP, f"a batch on {device}, where the parameters are", wrong, "leaves elsewhere", hint
-        )
-
-
-def is_tensor(x: Any) -> bool:
-    """Whether a leaf is a tensor or ragged."""
-    return isinstance(x, Tensor) or is_ragged(x)
+        expected = f"a batch on {device}, where the parameters are"
+        refuse_wrong(StructureError, OP, expected, wrong, "leaves elsewhere", hint)
 
 
 def device_of(td: TensorDict) -> torch.device:
-    """The device of the first tensor."""
+    """Device of the first tensor."""
     return next(x.device for x in td._leaves.values())

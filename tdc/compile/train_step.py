@@ -6,20 +6,19 @@
         state, metrics = step(state, batch)
     evaluate = step.eval()                          evaluate(state, batch) -> metrics, in evaluation mode
 
-    state     "params"      what is trained                          "optimizer"   what `optimizer.init` made of it
+    state     "params"      trained parameters                       "optimizer"   result of `optimizer.init`
               "buffers"     of a net that has some                   "step"        steps taken, int64
-              "average"     a mean of params, with `average=`        "skipped"     steps left out, where some may be
-              "scaler"      the scale of float16 losses              "rng"         where the next step's random numbers
-                                                                                   begin, where a seed was given
+              "average"     mean of params, with `average=`          "skipped"     steps left out, with `skip_nonfinite`
+              "scaler"      scale of float16 losses                  "rng"         random state, where a seed was given
 
-`train_step(loss_fn, optimizer)` is the same of a function of parameters, for what is no module. `step.update` is the
-step as a pure function that is not compiled, to vmap or differentiate: `one_step`. Calling `step` compiles it, seeds
-it, and with `donate` writes the new state into the memory of the old one.
+`train_step(loss_fn, optimizer)` takes a function of parameters instead of a net. `step.update` is the pure step of
+`one_step`, not compiled, to vmap or differentiate. Calling `step` compiles it, seeds it, and with `donate` writes the
+new state into the memory of the old one.
 
 Invariants:
   - the state is all that one step hands to the next: saved, loaded or copied, training goes on with the same numbers;
   - with a seed, the step reads and changes no random state of the process;
-  - the net is never changed: its tensors are those to begin with.
+  - training does not change the net: its tensors are the first ones.
 """
 
 from __future__ import annotations
@@ -36,27 +35,28 @@ from torch import Tensor, nn
 
 from tdc.compile._torch.inductor import BUDGET
 from tdc.compile.cold_start import load_cache, save_cache
-from tdc.compile.counts import Counts, counted
-from tdc.compile.evaluation import Evaluation
+from tdc.compile.counts import Counts, counted, counts_of
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
-from tdc.compile.loss_scale import SCALING, first_scale
 from tdc.compile.one_step import DTYPES, Step, device_of
 from tdc.compile.ranks import as_on_first, check_group, group_of, rank_of
-from tdc.compile.seeds import advanced, mixed, seeded
 from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import (
+    SCALING,
+    advanced,
     apart,
     check_update,
+    first_scale,
     in_order,
     mark_addresses,
+    mixed,
     overwrite,
+    seeded,
     storages,
     unshared,
-    with_keys,
     without_keys,
 )
-from tdc.compile.trained import load_into
+from tdc.compile.trained import Evaluation, load_into
 from tdc.compile.vectorize import vmap
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
@@ -88,26 +88,27 @@ def train_step(
     options: dict[str, Any] | None = None,
     dynamic: bool | None = None,
 ) -> TrainStep:
-    """A function `(state, batch) -> (state, metrics)` that takes one step of training; its `init` makes a state.
+    """Make a training step `(state, batch) -> (state, metrics)`; its `init` makes the first state.
 
     Args:
-        net, loss, optimizer: a module and `loss(net, batch)`; or `train_step(loss_fn, optimizer)` of
-            `loss_fn(params, batch)`. A loss returns one number, or `(sum, count)`, by which parts of a batch weigh
-            tokens and not rows; either with a dict of metrics. An optimizer is one of `tdc.optim`, or anything with
+        net, loss, optimizer: a module and `loss(net, batch)`; or `train_step(loss_fn, optimizer)` with
+            `loss_fn(params, batch)`. A loss returns one number, or `(sum, count)`, whose loss is sum / count in a batch
+            of several parts, too; either with a dict of metrics. An optimizer is one of `tdc.optim`, or anything with
             `init(params) -> state` and `update(grads, state, params) -> (params, state)`.
-        buffers: that `loss_fn` takes and returns buffers: `(params, buffers, batch) -> (loss, buffers)`.
+        buffers: `loss_fn` takes and returns buffers: `(params, buffers, batch) -> (loss, buffers)`.
         accumulate: number of parts that a batch is split into along its first dim.
         dtype: `torch.bfloat16` for a loss under autocast; `torch.float16` scales it, too, as `torch.amp.GradScaler`.
-        metrics: which numbers to return beside those of the loss; see `train_metrics`.
+        metrics: names of numbers to return beside those of the loss; see `train_metrics`.
         skip_nonfinite: leave out steps whose gradients are not all finite, and count them.
         error_if_nonfinite: raise in such a step, or where the loss is not finite; each step waits for the device.
         average: `tdc.optim.ema(0.999)` keeps a mean of the parameters in the state, for `step.eval`.
-        process_group: of `torch.distributed`, each of whose processes gives its part of the batch.
-        donate: write the new state into the memory of the old one, which is returned; `state.clone()` keeps a copy.
-        compile, backend, mode, options, dynamic: whether to compile, and as of `torch.compile`.
+        process_group: of `torch.distributed`; each process gives its part of the batch.
+        donate: write the new state into the memory of the old one and return it; `state.clone()` keeps a copy.
+        compile: False runs eagerly.
+        backend, mode, options, dynamic: as of `torch.compile`.
 
     Raises:
-        DtypeError, StructureError, ShapeError, UnsupportedError: arguments of other kinds.
+        DtypeError, StructureError, ShapeError, UnsupportedError: invalid arguments.
 
     Compile:
         One graph. `step.update` goes through `vmap` and `grad`.
@@ -132,7 +133,7 @@ def train_step(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainStep:
-    """What `train_step` returns: call it as `(state, batch) -> (state, metrics)`.
+    """Training step, made by `train_step`: call it as `(state, batch) -> (state, metrics)`.
 
     Attributes:
         update: the same function, pure and not compiled. It leaves "rng" to the caller.
@@ -153,22 +154,22 @@ class TrainStep:
         buffers: TensorDict | None = None,
         seed: int | None = None,
     ) -> TensorDict:
-        """The state before the first step. Nothing in it shares memory with the module.
+        """Make the state before the first step. It shares no memory with the module.
 
         Args:
-            module: a module, whose parameters that require grad are trained, a tied one as one; or a TensorDict of
-                parameters, stacked for an ensemble. A step that knows its net takes that.
-            buffers: beside a TensorDict of parameters; a module has its own.
-            seed: makes random numbers in the step, such as dropout, those of this seed.
+            module: a module, whose parameters that require grad are trained; or a TensorDict of parameters, stacked
+                for an ensemble. By default the net of the step.
+            buffers: beside a TensorDict of parameters.
+            seed: seed of random numbers in the step, such as dropout.
 
         Returns:
             A TensorDict with the batch size of the parameters.
 
         Raises:
             DtypeError: neither a module nor a TensorDict.
-            StructureError: no parameters to train, or those of another net; statistics of a module that training
-                updates, such as those of BatchNorm, for a loss that does not take them, or among the parameters; an
-                optimizer whose update changes the form of parameters or of its state.
+            StructureError: no parameters to train, or those of another net; statistics such as those of BatchNorm, for
+                a loss that does not take buffers, or among the parameters; an optimizer whose update changes the form
+                of parameters or of its state.
 
         Example:
             >>> from tdc.optim import sgd
@@ -180,19 +181,16 @@ class TrainStep:
         params, own = run.loss.parts(module, buffers)
         if not params._leaves:
             hint = "net.requires_grad_(True), or p.requires_grad_(True) of those that shall learn"
-            raise StructureError(message("compile.train_step.init", "parameters that require grad", "none", hint=hint))
-        size = params.batch_size
+            raise StructureError(message(f"{OP}.init", "parameters that require grad", "none", hint=hint))
+        size, device = params.batch_size, device_of(params)
         params = params.apply(torch.clone)
-        device = device_of(params)
-        own = None if own is None else own.apply(torch.clone)
+        given = {"params": params} if own is None else {"params": params, "buffers": own.apply(torch.clone)}
         if run.process_group is not None:
-            given = {"params": params} if own is None else {"params": params, "buffers": own}
-            as_on_first(TensorDict(given, size), device_of(params), run.process_group)
+            as_on_first(TensorDict(given, size), device, run.process_group)
         entries: dict[str, Any] = {"params": params, "optimizer": unshared(run.optimizer.init(params), params)}
         check_update(run.optimizer, params, entries["optimizer"])
         entries["step"] = torch.zeros(size, dtype=torch.int64, device=device)
-        if own is not None:
-            entries["buffers"] = own
+        entries |= given
         if run.average is not None:
             entries["average"] = unshared(run.average.init(params), params)
         if run.skips:
@@ -204,26 +202,26 @@ class TrainStep:
         state = TensorDict(entries, size)
         if run.process_group is not None:
             alike = state if group_of(run.optimizer) is None else state.exclude("optimizer")
-            as_on_first(alike, device_of(params), run.process_group)
+            as_on_first(alike, device, run.process_group)
         return state
 
     def __call__(self, state: TensorDict, batch: Any = MISSING) -> tuple[TensorDict, TensorDict]:
         """Take one step.
 
         Returns:
-            The new state, which with `donate` is the given one, and the metrics `{"loss": ..., **aux}`.
+            The new state, with `donate` the given one, and the metrics `{"loss": ..., **aux}`.
 
         Raises:
             StructureError: a state of another step; a batch on another device.
-            DtypeError: no batch; a loss that returns something else than it should.
+            DtypeError: no batch; a loss of another type.
             ShapeError: a loss of more than one number; a batch of fewer rows than parts.
-            NonfiniteError: with `error_if_nonfinite`, a loss or gradients that are infinite or NaN.
+            NonfiniteError: with `error_if_nonfinite`, an infinite or NaN loss or gradient.
         """
         if batch is MISSING:
             hint = "state, metrics = step(state, batch), the first state from step.init()"
             raise DtypeError(message(OP, "a state and a batch", f"{describe(state)} alone", hint=hint))
         self._step.check(state, batch)
-        if not self._started:
+        if "_run" not in self.__dict__:  # the first call
             self._step.check_device(state, batch)
         if self._donate and self._how is not None:
             mark_addresses(state)
@@ -238,19 +236,14 @@ class TrainStep:
         if keys is not None and self._donate:
             keys.copy_(advanced(keys))
         elif keys is not None:
-            new = with_keys(new, advanced(keys), state)
+            new = in_order({**new._leaves, "rng": advanced(keys)}, state)
         if self._step.error_if_nonfinite:
             refuse_nonfinite(metrics, new)
         return new, metrics
 
-    @property
-    def _started(self) -> bool:
-        """Whether a graph was made."""
-        return "_run" in self.__dict__
-
     @cached_property
     def _run(self) -> Callable[[TensorDict, Any], Any]:
-        """What a call runs: compiled, unless not."""
+        """Function that a call runs, compiled or not."""
         update = self.update
 
         def pure(state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
@@ -270,28 +263,26 @@ class TrainStep:
 
     @property
     def counts(self) -> Counts:
-        """What compiling did; see `counted`."""
-        if not isinstance(self._run, counted):
-            raise StructureError(message(f"{OP}.counts", "a compiled step", "compile=False", hint="leave compile out"))
-        return self._run.counts
+        """Counts of compiling; see `counted`."""
+        return counts_of(f"{OP}.counts", self._run)
 
     def eval(
         self, fn: Callable[..., Any] | None = None, *, averaged: bool = False, metrics: tuple[str, ...] = ("loss",)
     ) -> Evaluation:
-        """A function `(state, batch) -> metrics` for evaluation: nothing is trained, drawn or updated.
+        """Make a function `(state, batch) -> metrics` for evaluation: no gradients, no updates.
 
         Args:
-            fn: of the arguments of the loss, `(net, batch)` or `(params, batch)`; it returns what a loss does, or a
-                dict, say of predictions. The loss itself by default.
+            fn: function of the arguments of the loss, `(net, batch)` or `(params, batch)`; it returns the result of a
+                loss, or a dict, such as predictions. The loss by default.
             averaged: take the mean of the parameters that `average=` keeps, or an average in the optimizer.
-            metrics: beside those of fn: "loss", "rows" and "tokens", by which batches are to be weighed.
+            metrics: beside those of fn: "loss", and "rows" or "tokens" as weights of batches.
 
         Returns:
-            A function, compiled as the step is. A net is in evaluation mode.
+            A function, compiled as the step is, that runs a net in evaluation mode.
 
         Raises:
-            DtypeError: fn is no function.
-            StructureError: other metrics; in a call with averaged, a state without an average.
+            DtypeError: fn is not a function.
+            StructureError: other metrics; a call with averaged on a state without an average.
 
         Example:
             >>> from tdc.optim import sgd
@@ -307,11 +298,11 @@ class TrainStep:
         return Evaluation(self._step, fn, averaged, check_names(metrics, ("loss", "tokens", "rows")), self._how)
 
     def load_into(self, target: Any, state: TensorDict, *, averaged: bool = False) -> Any:
-        """Copy trained weights into a module, which computes then what `eval` does with this state, and return it.
+        """Copy trained weights into a module, and return it. It then computes what `eval` does with this state.
 
         Args:
-            target: a module made as the one that was trained, or that one. Of the state of an ensemble a list of
-                modules, or stacked parameters as from `stack_modules`, which are returned anew.
+            target: the module that was trained, or one made like it. For an ensemble a list of modules, or stacked
+                parameters as from `stack_modules`, which are returned anew.
             averaged: as in `eval`.
 
         Raises:
@@ -330,14 +321,14 @@ class TrainStep:
         return load_into(self._step.loss.net, target, state, averaged)
 
     def vmap(self, in_dims: Any = None, *, randomness: str = "different") -> TrainStep:
-        """The step for an ensemble: members stacked in the state, all trained in one graph.
+        """Make the step of an ensemble: models stacked in the state, all trained in one graph.
 
         Args:
-            in_dims: the dim of the batch that has each member's own data; None shares one batch.
-            randomness: whether members draw "different" random numbers or the "same".
+            in_dims: dim of the batch with a part for each model; None shares one batch.
+            randomness: models draw "different" random numbers or the "same".
 
         Returns:
-            A `TrainStep` whose metrics have one entry for each member.
+            A `TrainStep` whose metrics have one entry for each model.
 
         Example:
             >>> from tdc.optim import sgd
@@ -349,16 +340,15 @@ class TrainStep:
         return replace(self, update=vmap(self.update, (0, in_dims), randomness=randomness))
 
     def load_state_dict(self, state: TensorDict, state_dict: Mapping[str, Tensor]) -> TensorDict:
-        """A state with the values of a state dict: training goes on where it was saved.
+        """Return a state with the values of a state dict: training goes on where it was saved.
 
         Args:
-            state: of the same step and parameters, such as `step.init(net)`; it says what keys, shapes, dtypes and
-                devices are wanted.
+            state: a state of the same step, such as `step.init(net)`, which gives keys, shapes, dtypes and devices.
             state_dict: `tdc.interop.to_state_dict(saved)`, a flat dict of tensors.
 
         Raises:
             StructureError: other keys, shapes or dtypes; every difference is named.
-            DtypeError: a TensorDict, or something else that is no flat dict.
+            DtypeError: a TensorDict, or anything else but a flat dict.
 
         Example:
             >>> import tdc
@@ -389,7 +379,7 @@ class TrainStep:
         return state.update({p: given[p].to(x.device, copy=True) for p, x in state._leaves.items()})
 
     def save_cache(self, file: str | os.PathLike[str]) -> Path:
-        """Write what was compiled to a file: this step's graph, and all else that Inductor compiled in this process.
+        """Write this step's graph, and all else that Inductor compiled in this process, to a file.
 
         Returns:
             The path.
@@ -403,14 +393,15 @@ class TrainStep:
         return save_cache(f"{OP}.save_cache", file)
 
     def load_cache(self, file: str | os.PathLike[str]) -> bool:
-        """Take over what another process compiled, before the first step: it is traced as always, and no kernel is
-        compiled. The file holds machine code: load only what you trust.
+        """Load kernels that another process compiled, before the first step: it is traced, but no kernel is compiled.
+
+        The file holds machine code: load only files you trust.
 
         Returns:
-            Whether kernels for the CPU could be used; those of another kind of processor are not.
+            True if kernels for the CPU could be used; those of another kind of processor are not.
 
         Raises:
-            FormatError: no file of `save_cache`, or of another version of torch.
+            FormatError: not a file of `save_cache`, or one of another version of torch.
 
         Source:
             `torch.compiler.load_cache_artifacts`.
@@ -422,7 +413,7 @@ class TrainStep:
 
 
 def check_optimizer(optimizer: Any, average: Any, group: Any) -> None:
-    """Refuse what is no optimizer, one that is sharded over other processes, and what makes no average."""
+    """Refuse other objects than an optimizer and an average, and one sharded over other processes."""
     given = [("optimizer", optimizer, "tdc.optim.adamw(1e-3)")]
     given += [] if average is None else [("average", average, "tdc.optim.ema(0.999)")]
     for name, x, hint in given:
@@ -436,7 +427,7 @@ def check_optimizer(optimizer: Any, average: Any, group: Any) -> None:
 
 
 def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None) -> tuple[str, ...]:
-    """The names of metrics; refuses those that a step of these settings does not have."""
+    """Return the names of metrics; refuse those that a step of these settings does not have."""
     if skips and raises:
         hint = "skip_nonfinite=True leaves such steps out, error_if_nonfinite=True raises"
         raise StructureError(message(OP, "one of skip_nonfinite and error_if_nonfinite", "both", hint=hint))
@@ -450,8 +441,7 @@ def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None
 
 
 def check_settings(accumulate: Any, dtype: Any, options: Any, group: Any, net: Any) -> None:
-    """Refuse other numbers of parts, other dtypes, an option that would do nothing in a graph of both passes, and what
-    is no process group."""
+    """Refuse invalid settings, and an option without effect in a graph of both passes."""
     check_group(group, net)
     if BUDGET in (options or {}):
         hint = "checkpoint_blocks(net, kind, policy=[torch.ops.aten.addmm]) says what is kept"

@@ -1,34 +1,109 @@
-"""Trained weights put back where a module has its own: `step.load_into(net, state)`.
+"""The state of a training step in use: evaluation, and trained weights put back into modules.
 
-    value of a name     of the state, under this name or under another of the same tied tensor
-                        else of the net that the step knows: what does not learn
+    evaluate = step.eval()             evaluate(state, batch) -> metrics; no gradients, nothing updated
+    step.load_into(net, state)         each tensor of the net takes its value from the state, under any name of a tied
+                                       tensor; one that is not trained, from the net of the step
 
 Invariants:
-  - afterwards the module computes what `step.eval` computes with this state;
-  - nothing is written unless all of it fits: names, shapes and ties.
+  - after `load_into` the module computes what `step.eval` computes with this state;
+  - `load_into` writes nothing unless all of it fits: names, shapes and ties.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tdc.compile.evaluation import with_mean
+from tdc.compile.counts import Counts, counted, counts_of
+from tdc.compile.loss import read_result
+from tdc.compile.one_step import Step
+from tdc.compile.train_metrics import rows_of, tokens_of
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
-from tdc.core.keys import show
-from tdc.core.typing import KeyPath
+from tdc.core.keys import parts, show
+from tdc.core.typing import MISSING, KeyPath
 from tdc.tensordict.tensordict import TensorDict, build_td
 
-OP = "compile.train_step.load_into"
+EVAL, LOAD = "compile.train_step.eval", "compile.train_step.load_into"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """Evaluation, made by `TrainStep.eval`: call it as `(state, batch) -> metrics`."""
+
+    _step: Step
+    _fn: Callable[..., Any] | None
+    _averaged: bool
+    _metrics: tuple[str, ...]
+    _how: dict[str, Any] | None
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self._step.title})"
+
+    def __call__(self, state: TensorDict, batch: Any = MISSING) -> TensorDict:
+        """Return the metrics of a batch."""
+        if batch is MISSING:
+            hint = "metrics = evaluate(state, batch), with the state of the training step"
+            raise DtypeError(message(EVAL, "a state and a batch", f"{describe(state)} alone", hint=hint))
+        self._step.check(state, batch)
+        with torch.no_grad():
+            return self._run(state, batch)
+
+    @cached_property
+    def _run(self) -> Callable[[TensorDict, Any], TensorDict]:
+        """Function that a call runs, compiled or not."""
+        return self.metrics if self._how is None else counted(self.metrics, name="eval", **self._how)
+
+    def metrics(self, state: TensorDict, batch: Any) -> TensorDict:
+        """Return the metrics of a batch, not compiled."""
+        params = with_mean(state, EVAL) if self._averaged else state["params"]
+        buffers = state["buffers"] if "buffers" in state._nodes else None
+        fn = self._step.loss.fn if self._fn is None else self._fn
+        out, _ = self._step.called(fn, params, buffers, batch, training=False)
+        count: Any = {}
+        if isinstance(out, (Mapping, TensorDict)):
+            found = dict(out.items())
+        else:
+            result = read_result(out, None, None)
+            count, found = result.count, dict(result.aux.items())
+            found = {"loss": result.loss, **found} if "loss" in self._metrics else found
+        if "tokens" in self._metrics:
+            found["tokens"] = tokens_of(batch, count)
+        if "rows" in self._metrics:
+            found["rows"] = rows_of(batch)
+        return TensorDict(found)
+
+    @property
+    def counts(self) -> Counts:
+        """Counts of compiling; see `counted`."""
+        return counts_of(f"{EVAL}.counts", self._run)
+
+
+def with_mean(state: TensorDict, op: str) -> TensorDict:
+    """Parameters replaced by their mean, that of the step or of a transform in its optimizer."""
+    found = [p for p in state._nodes if parts(p)[-1] == "average" and parts(p)[0] in ("average", "optimizer")]
+    if not found:
+        hint = "train_step(..., average=tdc.optim.ema(0.999))"
+        raise StructureError(message(op, "a state with an average", "one without", hint=hint))
+    params = state["params"]
+    mean = state[max([p for p in found if parts(p)[0] == parts(found[0])[0]], key=lambda p: len(parts(p)))]
+    other = [show(p) for p in mean._leaves if p not in params._leaves]
+    hint = "a sharded optimizer averages its own part only: train_step(..., average=tdc.optim.ema(0.999))"
+    refuse_wrong(StructureError, op, "an average of the parameters", other, "of something else", hint)
+    return params.update(mean)
+
+
+# -- weights put back
 
 
 class Known(NamedTuple):
-    """Values by the names they have; those of `state` have a batch dim for members where there are several.
+    """Values by name; those of `state` have a batch dim in an ensemble.
 
-    `complete`: every tensor of a module must have a value. Without a net in the step what does not learn keeps its own.
+    `complete`: every tensor of a module must have a value. Without a net in the step, untrained tensors keep theirs.
     """
 
     values: dict[str, Tensor]
@@ -36,29 +111,29 @@ class Known(NamedTuple):
     complete: bool
 
     def member(self, k: int) -> Known:
-        """The values of one member; tied names still share one tensor."""
+        """Values of one model of an ensemble; tied names still share one tensor."""
         rows = {id(x): x[k] for name, x in self.values.items() if name in self.state}
         return self._replace(values={name: rows.get(id(x), x) for name, x in self.values.items()})
 
 
 def load_into(net: nn.Module | None, target: Any, state: Any, averaged: bool) -> Any:
-    """`TrainStep.load_into` of a step that knows this net, or none."""
+    """Run `TrainStep.load_into` for a step with this net, or without one."""
     if not isinstance(state, TensorDict) or "params" not in state:
         hint = "step.load_into(net, state), with what step.init() or step(state, batch) returned"
-        raise StructureError(message(OP, "the state of a training step", describe(state), hint=hint))
+        raise StructureError(message(LOAD, "the state of a training step", describe(state), hint=hint))
     known, size = known_values(net, state, averaged), state.batch_size
     if isinstance(target, TensorDict):
         return filled(target, known, size)
     several = isinstance(target, (list, tuple))
-    members: Sequence[Any] = target if several else [target]
-    wrong = {f"{i}": describe(m) for i, m in enumerate(members) if not isinstance(m, nn.Module)}
+    modules: Sequence[Any] = target if several else [target]
+    wrong = {f"{i}": describe(m) for i, m in enumerate(modules) if not isinstance(m, nn.Module)}
     hint = "step.load_into(net, state); of an ensemble a list of modules, or stack_modules(nets)"
-    refuse_wrong(DtypeError, OP, "a module, a list of modules or stacked parameters", wrong, "others", hint)
-    if size != (torch.Size([len(members)]) if several else torch.Size([])):
-        got = f"{len(members)} modules" if several else "one module"
+    refuse_wrong(DtypeError, LOAD, "a module, a list of modules or stacked parameters", wrong, "others", hint)
+    if size != (torch.Size([len(modules)]) if several else torch.Size([])):
+        got = f"{len(modules)} modules" if several else "one module"
         hint = "a list of as many modules as members; step.load_into(net, state[k]) for one of them"
-        raise ShapeError(message(OP, f"modules for a state of batch_size {list(size)}", got, hint=hint))
-    pairs = [pair for k, m in enumerate(members) for pair in matched(m, known.member(k) if several else known)]
+        raise ShapeError(message(LOAD, f"modules for a state of batch_size {list(size)}", got, hint=hint))
+    pairs = [pair for k, m in enumerate(modules) for pair in matched(m, known.member(k) if several else known)]
     with torch.no_grad():
         for own, value in pairs:
             if own is not value:
@@ -67,8 +142,8 @@ def load_into(net: nn.Module | None, target: Any, state: Any, averaged: bool) ->
 
 
 def known_values(net: nn.Module | None, state: TensorDict, averaged: bool) -> Known:
-    """Return the values of all tensors of a module: those of the state, and the others from the net of its step."""
-    params = with_mean(state, OP) if averaged else state["params"]
+    """Values of all tensors of a module: those of the state, and the others from the net of its step."""
+    params = with_mean(state, LOAD) if averaged else state["params"]
     found = {show(p): x for p, x in params._leaves.items()}
     if "buffers" in state:
         found |= {show(p): x for p, x in state["buffers"]._leaves.items()}
@@ -97,7 +172,7 @@ def tensors_of(module: nn.Module) -> list[Own]:
 
 
 def matched(module: nn.Module, known: Known) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor of a module, and its value."""
+    """Pair each tensor of a module with its value."""
     pairs: list[tuple[Tensor, Tensor]] = []
     wrong: dict[str, str] = {}
     owned = tensors_of(module)
@@ -113,17 +188,17 @@ def matched(module: nn.Module, known: Known) -> list[tuple[Tensor, Tensor]]:
         else:
             pairs.append((own.tensor, values[0]))
     names = {name for own in owned for name in own.names}
-    wrong |= dict.fromkeys(lost(known.values, names), "not in the module")
+    wrong |= dict.fromkeys(unused(known.values, names), "not in the module")
     hint = "load into a module made as the one that was trained"
-    refuse_wrong(StructureError, OP, "the tensors that were trained", wrong, "that differ", hint)
-    elsewhere = {own.names[0]: describe(x) for own in owned if has_no_memory(x := own.tensor)}
+    refuse_wrong(StructureError, LOAD, "the tensors that were trained", wrong, "that differ", hint)
+    elsewhere = {own.names[0]: describe(own.tensor) for own in owned if has_no_memory(own.tensor)}
     hint = "load into a copy of the net that is whole: net.to_empty(device='cpu'), before fully_shard"
-    refuse_wrong(UnsupportedError, OP, "tensors with memory of their own", elsewhere, "others", hint)
+    refuse_wrong(UnsupportedError, LOAD, "tensors with memory of their own", elsewhere, "others", hint)
     return pairs
 
 
-def lost(values: dict[str, Tensor], names: set[str]) -> list[str]:
-    """Names of values that would go nowhere, under none of their names."""
+def unused(values: dict[str, Tensor], names: set[str]) -> list[str]:
+    """Names of values that have none of their names among the given ones."""
     arrived = {id(x) for name, x in values.items() if name in names}
     return [name for name, x in values.items() if id(x) not in arrived]
 
@@ -137,7 +212,7 @@ def filled(target: TensorDict, known: Known, size: torch.Size) -> TensorDict:
     """Stacked parameters with the values of the state."""
     names: dict[str, KeyPath] = {show(p): p for p in target._leaves}
     wrong = dict.fromkeys([name for name in names if name not in known.values], "not in the state")
-    wrong |= dict.fromkeys(lost(known.values, set(names)), "not in the parameters")
+    wrong |= dict.fromkeys(unused(known.values, set(names)), "not in the parameters")
     new = {
         path: known.values[name] if name in known.state else known.values[name].expand(*size, *known.values[name].shape)
         for name, path in names.items()
@@ -149,6 +224,6 @@ def filled(target: TensorDict, known: Known, size: torch.Size) -> TensorDict:
         if target._leaves[p].shape != x.shape
     }
     hint = "stack_modules(nets) of modules made as the one that was trained"
-    refuse_wrong(StructureError, OP, "the tensors that were trained", wrong, "that differ", hint)
+    refuse_wrong(StructureError, LOAD, "the tensors that were trained", wrong, "that differ", hint)
     leaves = {p: x.to(target._leaves[p].device, target._leaves[p].dtype, copy=True) for p, x in new.items()}
     return build_td(leaves, target._nodes, target._size, target._device)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile.any_size import AnySize
-from tdc.compile.beside import put_back, tensors_in
+from tdc.compile.carries import is_container, put_back, tensors_in
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
@@ -118,11 +118,6 @@ def first(out_dims: Any) -> Any:
     if not isinstance(out_dims, (tuple, list)):
         return None if out_dims is None else 0
     return tuple([first(d) for d in out_dims]) if None in out_dims else 0
-
-
-def is_container(x: Any) -> bool:
-    """Whether a value is a container, which has one dim in `in_dims`."""
-    return is_ragged(x) or isinstance(x, TensorDict)
 
 
 def dims_of(arg: Any, dim: Any) -> list[Any]:

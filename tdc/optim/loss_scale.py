@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tdc.compile.loss_scale import Scaling, first_scale, next_scale
+from tdc.compile.train_state import Scaling, first_scale, next_scale
 from tdc.core.arguments import expect, expect_at_least
 from tdc.core.errors import StructureError, message
 from tdc.optim.foreach import each

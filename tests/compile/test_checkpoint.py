@@ -19,7 +19,7 @@ from versions import OLD, refused
 import tdc
 from tdc import TensorDict, functional_call
 from tdc.compile import backend, checkpoint, checkpoint_blocks, train_step
-from tdc.compile.differentiate import loss_and_gradients
+from tdc.compile.gradients import loss_and_gradients
 from tdc.core.dynamo import with_own_graphs
 from tdc.optim import sgd
 

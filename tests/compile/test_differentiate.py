@@ -15,7 +15,7 @@ from versions import refused
 import tdc
 from tdc import TensorDict
 from tdc.compile import train_step
-from tdc.compile.differentiate import loss_and_gradients
+from tdc.compile.gradients import loss_and_gradients
 from tdc.core.dynamo import with_own_graphs
 
 G = torch.Generator().manual_seed(0)

@@ -15,7 +15,7 @@ import tdc
 from tdc import ShapeError, UnsupportedError
 from tdc.compile import checkpoint, checkpoint_blocks, counted, inductor, peak_bytes, train_step
 from tdc.compile._torch.inductor import apart_in_caches
-from tdc.compile._torch.offload import drop_detours
+from tdc.compile._torch.remat import drop_detours
 from tdc.core.dynamo import recorded_operations
 from tdc.optim import sgd
 

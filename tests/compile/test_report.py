@@ -16,8 +16,7 @@ from torch import nn
 
 import tdc
 from tdc.compile import Report, report
-from tdc.compile.report.kernels import read
-from tdc.compile.report.reasons import CONDITIONS, break_of, cause_of, causes_of, told, user_terms
+from tdc.compile.report.reasons import CONDITIONS, break_of, cause_of, causes_of, read, told, user_terms
 from tdc.testing import assert_one_graph
 
 HERE = Path(__file__).name

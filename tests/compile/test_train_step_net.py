@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import tdc
 from tdc import TensorDict
-from tdc.compile import TrainStep, loss_scale, train_step
+from tdc.compile import TrainStep, train_state, train_step
 from tdc.optim import adamw, averaged, chain, ema, masked, sgd
 
 BACKENDS = pytest.mark.parametrize("backend", [None, "aot_eager"])
@@ -272,7 +272,7 @@ def test_steps_without_finite_gradients_are_left_out(backend: str | None, donate
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_scales_of_float16_are_those_of_gradscaler(backend: str | None, monkeypatch: pytest.MonkeyPatch):
     """With a scale that overflows at first, and then grows every third step."""
-    monkeypatch.setattr(loss_scale, "SCALING", loss_scale.SCALING._replace(interval=3))
+    monkeypatch.setattr(train_state, "SCALING", train_state.SCALING._replace(interval=3))
     net, batches = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), [make_batch() for _ in range(9)]
 
     def large(net: nn.Module, batch: Any) -> Tensor:

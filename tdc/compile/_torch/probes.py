@@ -18,7 +18,7 @@ from torch import Tensor
 from tdc.compile._torch.autograd import is_recordable, recording
 from tdc.compile._torch.dynamo import NO_COMPILE, current_compile, graph_breaks, mark_bounds, mark_static, named_backend
 from tdc.compile._torch.inductor import BUDGET, apart_in_caches, asks_no_example, memory_budget, settings_of
-from tdc.compile._torch.lanes import map_lanes
+from tdc.compile._torch.levels import map_lanes
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
 from tdc.compile._torch.trace import listening
 from tdc.compile._torch.tracing import (

@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tdc.compile._torch.autograd import retrace
 from tdc.compile._torch.bodies import memory_apart, refuse_reuse
 from tdc.compile._torch.dynamo import current_tracer, has_comptime
 from tdc.compile._torch.inductor import apart_in_caches
 from tdc.compile._torch.remat import drawn_once
-from tdc.compile._torch.retraced import retrace
 from tdc.compile._torch.symbolic import setting
 from tdc.core.dynamo import constant, interpreter_stack
 from tdc.core.errors import UnsupportedError, message, refusing

@@ -25,8 +25,7 @@ from tdc.compile._torch.trace import Event, listening
 from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
-from tdc.compile.report.kernels import kernels_of
-from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of
+from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of, kernels_of
 from tdc.compile.report.record import Compile, Report
 from tdc.core.dynamo import with_own_graphs
 from tdc.core.errors import DtypeError, StructureError, describe, message

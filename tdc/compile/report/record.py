@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tdc.compile.report.kernels import Kernel
-from tdc.compile.report.reasons import Break
+from tdc.compile.report.reasons import Break, Kernel
 from tdc.compile.report.view import Section, report_html, report_text
 from tdc.tensordict.nbytes import bytes_text
 
