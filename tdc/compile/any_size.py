@@ -1,18 +1,13 @@
-"""Operations that torch's vmap takes apart by sizes as numbers (torch 2.11-2.13), so that a graph is compiled for each.
+"""Operations that torch's vmap specialises on sizes (torch 2.11-2.13), in forms that it does not.
 
-    dropout, layer_norm                        read the number of elements
-    index_select, index_add, gather,           are batched by a rule that asks for sizes; so are their gradients
-    scatter_add, scatter_reduce
+`dropout` and `layer_norm` read the number of elements; the rules of `index_select`, `index_add`, `gather`,
+`scatter_add` and `scatter_reduce` ask for sizes. Under `AnySize` they give the same numbers and gradients by these
+operators, each the derivative of the other of its pair:
 
-Under `AnySize` they are others of the same numbers. Each of these operators is the derivative of the other of its pair:
-
-    take_rows    x (.., N, ..), index (M)      ->  (.., M, ..)
-    put_rows     x (.., M, ..), index (M)      ->  (.., N, ..)    sums of what has one index, 0 where nothing has it
-
+    take_rows    x (.., N, ..), index (M)          ->  (.., M, ..)
+    put_rows     x (.., M, ..), index (M)          ->  (.., N, ..)    sums of rows of one index
     take_each    x (.., N, ..), index (.., M, ..)  ->  (.., M, ..)
     put_each     x, index (.., M, ..)              ->  (.., N, ..)
-
-Invariant: values are those of torch, gradients as well.
 """
 
 from __future__ import annotations
@@ -69,7 +64,7 @@ def layer_norm(
 
 
 def served(dim: Any, index: Any, *tensors: Any) -> bool:
-    """Whether an operator takes these arguments; what torch refuses goes to torch."""
+    """True if an operator takes these arguments; others go to torch."""
     plain = all([isinstance(t, Tensor) and t.ndim > 0 for t in (index, *tensors)])
     alike = plain and all([t.dtype == tensors[0].dtype for t in tensors])
     return alike and isinstance(dim, int) and -tensors[0].ndim <= dim < tensors[0].ndim

@@ -1,12 +1,7 @@
-"""The file of an exported function: torch's `.pt2` archive with one more entry that says what is in it.
+"""The file of an exported function: torch's `.pt2` archive with one more entry, `extra/tdc.json`.
 
-    model/models/model.json, model/data/...     what torch.export or AOTInductor wrote
-    model/extra/tdc.json                        format, versions, checksum, signature
-
-The checksum is the SHA-256 of the names and contents of all other entries: it finds a damaged file, not a forged one.
-An AOTInductor package is machine code and runs when it is loaded; load only what you trust.
-
-Invariant: the archive stays one that torch itself loads, from Python and from C++.
+The entry holds format, versions, signature, and the SHA-256 of the names and contents of all other entries, which finds
+a damaged file, not a forged one. torch itself can load the archive, from Python and from C++.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ AGAIN = "export the function again with this version"
 
 
 def seal(path: Path, data: Mapping[str, Any]) -> None:
-    """Add the entry that says what a file is."""
+    """Add our entry."""
     with zipfile.ZipFile(path, "a") as archive:
         root = archive.namelist()[0].partition("/")[0]
         versions = {"format": FORMAT, "tdc": sys.modules["tdc"].__version__, "torch": torch.__version__}
@@ -44,7 +39,7 @@ def seal(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def unseal(path: Path) -> dict[str, Any]:
-    """What a file says it is, once its checksum is found right; a FormatError says why it cannot be used."""
+    """Read our entry of a file, once its checksum is right; a FormatError says why the file cannot be used."""
     if not path.is_file():
         raise FormatError(message(OP, "a file", f"nothing at {path.name}", hint="exported.save(path) writes one"))
     try:
@@ -69,7 +64,7 @@ def unseal(path: Path) -> dict[str, Any]:
 
 
 def check_torch(data: Mapping[str, Any]) -> None:
-    """Refuse machine code of another version of torch; warn of a graph, which is likely to be understood."""
+    """Refuse machine code of another version of torch; warn of a graph."""
     made, here = [".".join(v.split("+")[0].split(".")[:2]) for v in (data["torch"], torch.__version__)]
     if made == here:
         return
@@ -109,10 +104,10 @@ def save_weights(package: Path, program: Any) -> dict[str, Any]:
 
 
 def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Weights by name, from a TensorDict or mapping, or the path of a `.pt` or `.safetensors` file; None for the file
-    that was written with the package, which must be there unchanged. `data`: what `save_weights` said, and the folder.
+    """Read weights by name, from a TensorDict, a state, a mapping, or a `.pt` or `.safetensors` file.
 
-    Of tied tensors, which share memory in the package, one is enough. A state of `train_step` has them in two entries.
+    None reads the file written with the package, which must be unchanged. `data` is from `save_weights`, with its
+    folder. Of tied tensors one is enough.
     """
     if isinstance(source, (str, os.PathLike)):
         source = tensors_in(Path(source))

@@ -1,21 +1,17 @@
-"""Buckets: batches rounded up to a few sizes, so that shapes may be static.
-
-CUDA graphs and autotuning want sizes that repeat. Batches of ragged data never have the same total twice, but they have
-a total between two sizes: `to_bucket` fills a batch up to the next one, `unbucket` takes the filling out of results.
+"""Buckets: batches rounded up to a few sizes, so that shapes may be static, as CUDA graphs and autotuning want them.
 
     rows, totals = buckets(8, 64), buckets(1024, 16384)
     batch, valid = to_bucket(batch, rows=rows, totals=totals)
     out = unbucket(compiled(batch), valid)
 
-Filling is rows of their own behind the real ones, never a longer real row, so that every result of a real row is what
-it was. They repeat real content, so that what is finite stays finite: the gradients of a loss without them are exact.
+Filling is rows behind the real ones, never a longer real row, so results of real rows stay the same. They repeat real
+content, so finite values stay finite: gradients of a loss without them are exact.
 
     offsets  0 2 5            0 2 5 7 8         two real rows of 5 elements, in a bucket of 4 rows and 8 elements
     values   a b c d e        a b c d e a b c
 
-Invariants:
-  - a packed batch gets at least one filling row, and each of them at least one element: no new row is empty;
-  - sizes of a bucketed batch are marked static: one compile for each bucket in use, whatever `dynamic=` says.
+Invariants: a packed batch gets at least one filling row, each of at least one element; sizes of a bucketed batch are
+marked static, one compile for each bucket.
 """
 
 from __future__ import annotations
@@ -144,7 +140,7 @@ def unbucket(x: T, valid: Tensor) -> T:
 
 
 def packed_leaves(x: Any) -> bool:
-    """Whether there is a packed batch to fill; refuses what cannot be filled at all."""
+    """True if there is a packed batch to fill; refuse values that cannot be filled."""
     if is_tensordict(x) and len(x._size) == 1:
         return any([packed_leaves(leaf) for leaf in x._leaves.values() if not isinstance(leaf, Tensor)])
     if isinstance(x, NestedTensor) and x.structure.batch_dim == 0 and x.structure.packed_dim == 0:
@@ -157,7 +153,7 @@ def packed_leaves(x: Any) -> bool:
 
 
 def next_size(count: int, sizes: Sizes, name: str, what: str) -> int:
-    """The smallest size that holds a count; refuses a count above the largest."""
+    """Smallest size that holds a count; refuse a larger count."""
     fitting = [size for size in sizes if size >= count]
     if not fitting:
         got = f"{what} for {name}={tuple(sizes)}"
@@ -220,7 +216,7 @@ def fill_masked(x: MaskedBatch, count: int, lengths: Sizes | None) -> MaskedBatc
 
 
 def width(longest: int, lengths: Sizes | None) -> int:
-    """The bucket of the longest row; the next power of two where no sizes are given."""
+    """Bucket of the longest row; the next power of two without sizes."""
     if lengths is None:
         return 1 << max(longest - 1, 0).bit_length()
     return next_size(longest, lengths, "lengths", f"rows of up to {longest} elements")

@@ -1,14 +1,11 @@
-"""checkpoint: keep what goes into a function, and compute the rest again when gradients are wanted.
+"""Activation checkpoints: keep the inputs of a function, and compute the rest again for gradients.
 
     block = tdc.compile.checkpoint(block)                          a function or a module
     net = tdc.compile.checkpoint_blocks(net, nn.TransformerEncoderLayer)    every such block of a module
 
-`torch.utils.checkpoint` does it. What is added: random numbers are drawn once in the graph of a training step, where
-torch refuses to draw them again, or from seeds that are drawn once; a policy says which operations keep their results;
-what goes in can wait in the memory of the host; under a transform of `torch.func`, which refuses it, the function is
-called as it is.
-
-Invariant: values and gradients are those of the function without it, but for other random numbers in some graphs.
+By `torch.utils.checkpoint`. In the graph of a training step, where torch refuses to draw random numbers again, they are
+drawn once, or from seeds drawn once. A policy says which results are kept; inputs can wait in the memory of the host;
+under a transform of `torch.func`, which refuses checkpoints, the function is called as it is.
 """
 
 from __future__ import annotations
@@ -131,7 +128,7 @@ def checkpoint_blocks(
 
 
 def check_kinds(op: str, module: Any, kind: Any) -> str:
-    """The names of kinds, for messages; refuses what is no module, and kinds that are no classes of modules."""
+    """Names of kinds, for messages; refuse other objects than a module and classes of modules."""
     if not isinstance(module, nn.Module):
         hint = f"{op.partition('.')[2]}(net, nn.TransformerEncoderLayer)"
         raise DtypeError(message(op, "a module", describe(module), hint=hint))
@@ -144,7 +141,7 @@ def check_kinds(op: str, module: Any, kind: Any) -> str:
 
 
 def with_blocks(module: nn.Module, kind: Any, wrap: Any, known: dict[nn.Module, nn.Module]) -> nn.Module:
-    """A copy of the tree of modules, with each module that is there twice once; blocks are wrapped, tensors shared."""
+    """Copy the tree of modules, a shared module once, with wrapped blocks; tensors are shared."""
     if module not in known:
         known[module] = own = copy_of(module)
         within = kind
@@ -157,7 +154,7 @@ def with_blocks(module: nn.Module, kind: Any, wrap: Any, known: dict[nn.Module, 
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """A copy of a module with the same tensors and children, which may be given others."""
+    """Copy a module with the same tensors and children in stores of its own."""
     own = copy.copy(module)
     own._parameters, own._buffers = dict(module._parameters), dict(module._buffers)
     own._modules = dict(module._modules)
@@ -168,8 +165,7 @@ def copy_of(module: nn.Module) -> nn.Module:
 
 
 def as_now(eagerly: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of torch's checkpoint with which modules, when they run again, have the tensors that they have now: a
-    training step, and `functional_call`, give them back before gradients are taken."""
+    """Let modules have their present tensors when they run again: a training step restores theirs before gradients."""
     moment = held()
     if moment is None:
         return eagerly
@@ -190,19 +186,17 @@ def nested(outer: Any, inner: Any) -> Iterator[None]:
 
 
 def keeps_few(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """In a graph: keep what has to be kept, compute all else again."""
+    """In a graph: keep what must be kept, compute all else again."""
     return CheckpointPolicy.MUST_SAVE if is_kept(op, args, kwargs) else CheckpointPolicy.MUST_RECOMPUTE
 
 
 def is_kept(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a graph keeps what an operation gives: copies on the host, and what draws random numbers. In a graph of a
-    whole step `drawn_once` keeps of the latter what is drawn alone."""
+    """True for results that a graph keeps: copies on the host, and random draws (see `drawn_once`)."""
     return is_to_host(op) or draws(op, args, kwargs)
 
 
 def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of torch's checkpoint for a policy: eagerly, where random numbers are drawn again from the same
-    state, and in graphs."""
+    """Arguments of torch's checkpoint for a policy, eagerly and in graphs."""
     if not callable(policy) and not isinstance(policy, Collection):
         hint = "policy=[torch.ops.aten.mm]"
         raise DtypeError(message(OP, "a policy that is a function or operations", describe(policy), hint=hint))

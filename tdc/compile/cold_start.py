@@ -1,13 +1,11 @@
-"""A file with all that a process compiled, so that the next one starts at once: a zip of three kinds of entries.
+"""A file of all that a process compiled, so that the next one starts at once: a zip.
 
     meta.json          format, version of torch, processor
     artifacts          torch's own: graphs, Triton kernels
     libraries/...      C++ kernels, machine code of this processor
 
-A file holds machine code that will be run: load only what you trust. What is in it is found by what a graph is made of
-and how it is compiled; a file of other graphs is of no use, and does no harm.
-
-Invariant: nothing of a file for another torch or format is used, and no machine code for another processor.
+A file holds machine code: load only files you trust. A file for other graphs is of no use, and does no harm; nothing of
+one for another torch or format is used, and no machine code for another processor.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ def save_cache(op: str, file: Any) -> Path:
 
 
 def load_cache(op: str, file: Any) -> bool:
-    """Take over what another process compiled; whether its machine code could be, too."""
+    """Load what another process compiled; True if its machine code could be used."""
     path = checked(op, file)
     hint = "write it again with step.save_cache(file)"
     try:
@@ -85,14 +83,14 @@ def load_cache(op: str, file: Any) -> bool:
 
 
 def checked(op: str, file: Any) -> Path:
-    """A path; refuses what is none."""
+    """Return a path; refuse other types."""
     if not isinstance(file, (str, os.PathLike)):
         raise DtypeError(message(op, "a path", describe(file), hint='step.save_cache("step.cache")'))
     return Path(os.fspath(file))
 
 
 def processor() -> str:
-    """What tells processors apart for which machine code differs."""
+    """Hash of the processor's properties for which machine code differs."""
     lines = INFO.read_text().splitlines() if INFO.exists() else []
     told = sorted({line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))})
     text = "\n".join([platform.machine(), platform.system(), torch.backends.cpu.get_cpu_capability(), *told])

@@ -3,21 +3,10 @@
     tdc.cond(pred, true_fn, false_fn, operands)
     tdc.while_loop(cond_fn, body_fn, carried_inputs)
 
-and in `loops` what walks along a dim:
+and in `loops` scan, associative_scan and scan_map. Eager calls are Python: an `if`, a loop. In a graph they are torch's
+operators of these names, one node whatever the data, with the same values and gradients (see `upstream`).
 
-    tdc.scan(combine_fn, init, xs, dim=0, reverse=False)
-    tdc.associative_scan(combine_fn, xs, dim, reverse=False, combine_mode="pointwise")
-    tdc.scan_map(f, xs, *args)
-
-Called without compiling they are a Python `if` and Python loops: exact, and one can step through them. Compiled they
-are torch's operators of these names, one node in one graph whatever the data says. Signatures and meaning are torch's.
-
-Functions that are handed over must be pure: they are traced once more outside the operator, so that a change of form
-is found and shown, and nothing of that trace is left in the compiled program.
-
-Invariants:
-  - eager and compiled give the same values and gradients;
-  - no gradient is wrong: `upstream` has what torch needs for that.
+Functions must be pure: they are traced once more outside the operator, so that a change of form is found and shown.
 """
 
 from __future__ import annotations
@@ -164,7 +153,7 @@ def repeat_in_graph(
     condition: Callable[[Sequence[Tensor]], Any], body: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     tensors: Sequence[Tensor], after: Sequence[Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    """A loop as one operation of a graph; `after` is what `body` makes of `tensors` outside of it."""
+    """Run a loop as one operation of a graph; `after` is the result of `body(tensors)` outside of it."""
     positions = moving(tensors, after)
     first = condition(tensors)
     if not positions or first is False:
@@ -191,7 +180,7 @@ def repeat_in_graph(
 
 
 def checked(op: str, pred: Any) -> Any:
-    """A predicate: a Python bool, or a 0-d bool tensor that is one for all examples of a vmap."""
+    """Return a predicate: a Python bool, or a 0-d bool tensor that is not batched by vmap; refuse others."""
     hint = "x > 0, x.any() or x.bool()"
     if isinstance(pred, Tensor):
         if pred.dtype != torch.bool:
@@ -209,7 +198,7 @@ def checked(op: str, pred: Any) -> Any:
 
 
 def arguments(op: str, what: str, given: Any, *fns: Any) -> tuple[Any, ...]:
-    """Arguments of functions as a tuple; refuses other kinds, and functions that are none."""
+    """Return arguments as a tuple; refuse other kinds, and functions that are none."""
     expect_function(op, *fns)
     if not isinstance(given, (tuple, list)):
         raise StructureError(message(op, f"a tuple of {what}", describe(given), hint="(x,) is a tuple of one"))
@@ -217,7 +206,7 @@ def arguments(op: str, what: str, given: Any, *fns: Any) -> tuple[Any, ...]:
 
 
 def after_body(carry: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-    """What a body returned, as a tuple in the form of the carry it was given."""
+    """Return the result of a body as a tuple in the form of the carry; refuse others."""
     if not isinstance(out, (tuple, list)) or len(out) != len(carry):
         got = f"{len(out)}" if isinstance(out, (tuple, list)) else describe(out)
         hint = "return a tuple, (x,) for one value"

@@ -1,11 +1,10 @@
-"""Dims declared on our types: which sizes of the arguments of an exported function vary, and how they are called.
+"""Dims declared on our types: which sizes of the arguments of an exported function vary, and their names.
 
     dynamic={"batch": {"batch": "B", "tokens": {"length": ("L", 1, 512)}, "image": {1: "H"}}}
              argument  TensorDict     key                              tensor: dims by number
 
-Words of a container: `batch` (a list where there are several batch dims), `length` (a list where several dims are
-ragged), `total` (of the packed axis, which follows from the lengths), and of two levels `values`, the words of the
-inner one. What a dim may be:
+Words of a container: `batch` (a list for several batch dims), `length` (a list for several ragged dims), `total` (the
+packed axis, which follows from the lengths), and `values`, the words of the inner of two levels. A dim may be:
 
     "B"                     a name; one name given twice is one size
     (1, 64), ("B", 1, 64)   bounds, either of them None; with a name
@@ -13,8 +12,8 @@ inner one. What a dim may be:
     True, "auto"            varies; "auto" only where the function lets it
     False, None             as in the example
 
-A dim in place of a mapping is that of the batch; False fixes all dims. What is not said is "auto" for batch dims, for
-ragged dims and for dim 0 of plain tensors, and False for other dims of tensors.
+A dim in place of a mapping is that of the batch; False fixes all dims. The default is "auto" for batch dims, ragged
+dims and dim 0 of plain tensors, and False for other dims of tensors.
 
 Invariant: entries come in the order in which `torch.utils._pytree` flattens the arguments.
 """
@@ -131,7 +130,7 @@ class Reader:
         return [e for k, v in children.items() for e in self.argument(v, each.get(k, "auto"), (*path, str(k)))]
 
     def container(self, x: Any, spec: Any, path: Keys, batch: Any = None) -> list[Entry]:
-        """Entries of one tensor or container. `batch` are the batch dims of the TensorDict it lies in."""
+        """Entries of one tensor or container. `batch` are the batch dims of the TensorDict around it."""
         x = unwrap(x)
         if isinstance(spec, (bool, type(None))) or spec == "auto" or is_hint(spec):
             spec, rest = {}, spec
@@ -175,13 +174,13 @@ class Reader:
             specs |= {p: spec for p in keys if p[: len(key)] == key}
 
     def batch(self, spec: Any, sizes: Any, path: Keys, outer: Any) -> list[Any]:
-        """How the batch dims vary: those of the TensorDict around come first."""
+        """Batch dims; those of the TensorDict around come first."""
         words = ["batch", *[f"batch dim {i}" for i in range(1, len(sizes))]]
         found = self.several(spec, sizes, words, path, f"batch_size {list(sizes)}")
         return [*outer, *found[len(outer) :]] if outer and is_rest(spec) else found
 
     def several(self, spec: Any, sizes: Any, words: list[str], path: Keys, of: str) -> list[Any]:
-        """How several dims vary: each as in a list, or the first as it is said and the rest if they can."""
+        """Several dims: each as in a list, or the first as declared and the rest "auto"."""
         each = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
         if len(each) != len(sizes) and (len(sizes) or isinstance(spec, list)):
             self.wrong[DtypeError][show((*path, words[0]))] = f"{len(each)} dims for {of}"
@@ -278,17 +277,17 @@ class Reader:
 
 
 def is_hint(spec: Any) -> bool:
-    """Whether a dim is one of torch's hints, such as `Dim.AUTO(max=64)`."""
+    """True for torch's hints, such as `Dim.AUTO(max=64)`."""
     return type(spec).__name__ == "_DimHint"
 
 
 def is_rest(spec: Any) -> bool:
-    """Whether a dim says no more than whether it varies."""
+    """True if a dim only says if it varies."""
     return spec is None or isinstance(spec, bool) or spec == "auto"
 
 
 def is_declaration(parts: Any) -> bool:
-    """Whether a value is `(name,)`, `(low, high)` or `(name, low, high)`."""
+    """True for `(name,)`, `(low, high)` and `(name, low, high)`."""
     if not isinstance(parts, tuple) or not parts:
         return False
     ends = parts[1:] if isinstance(parts[0], str) else parts
@@ -302,7 +301,7 @@ def has_bounds(v: Vary) -> bool:
 
 
 def distinct(tree: T) -> T:
-    """The same arguments with no tensor given twice: torch.export would take the two for always one and the same."""
+    """Copy tensors that are given twice: torch.export would take the two for always one and the same."""
     seen: set[int] = set()
 
     def own(x: Any) -> Any:

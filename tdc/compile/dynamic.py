@@ -1,8 +1,7 @@
-"""Dynamic shapes: which sizes of our types vary from call to call.
+"""Dynamic shapes: sizes of our types that vary from call to call.
 
 For `torch.compile` the containers mark their packed axis, offsets and longest length themselves; `dynamic` marks more,
-such as the batch dims of a TensorDict of plain tensors, and gives bounds. For `torch.export` the same knowledge is a
-tree of `Dim`s.
+and gives bounds. For `torch.export`, `dynamic_shapes` is a tree of `Dim`s.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def dynamic(x: T, dims: Any = "batch", *, min: int | None = None, max: int | Non
 
 
 def entry(x: Any, key: Any) -> Any:
-    """What a container or mapping holds at a key."""
+    """Look up a key of a container or mapping."""
     try:
         return x[key]
     except (KeyError, TypeError, IndexError):
@@ -81,7 +80,7 @@ def entry(x: Any, key: Any) -> Any:
 
 
 def mark(x: Tensor, axis: int, shift: int | None, low: int | None, high: int | None) -> None:
-    """Mark a size: weakly, or strongly with bounds, which are those of the size less `shift`; none if that is None."""
+    """Mark a size: weakly, or strongly with bounds of the size less `shift`; weakly if that is None."""
     if shift is None or (low is None and high is None):
         mark_dynamic(x, axis)
         return
@@ -96,7 +95,7 @@ def mark(x: Tensor, axis: int, shift: int | None, low: int | None, high: int | N
 
 
 def axes_of(x: Any, dim: Any) -> list[Axis]:
-    """Where a dim of a leaf is: tensors, their axes, and by how much each is longer than what the user counts."""
+    """Locate a dim of a leaf: tensors, their axes, and how much longer each is than what the user counts."""
     if not isinstance(dim, (str, int)):
         hint = "dims='batch', 'length', 1, or (1, 2)"
         raise DtypeError(message("compile.dynamic", "dims as names or ints", describe(dim), hint=hint))

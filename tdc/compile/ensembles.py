@@ -1,15 +1,11 @@
 """Several models of one architecture, called as one.
 
     members = stack_modules([make_net() for _ in range(8)])       batch_size [8]
-    y = ensemble(net, members)(x)                                 (8, B, D): every member on the same batch
-    y = ensemble(net, members, in_dims=0)(xs)                     every member on its own batch xs[k]
+    y = ensemble(net, members)(x)                                 (8, B, D): every model on the same batch
+    y = ensemble(net, members, in_dims=0)(xs)                     every model on its own batch xs[k]
 
-It is `vmap` of `functional_call`, and so is what comes with it: the members are one batched computation, compile as one
-graph, and are differentiated together. A member is `members[k]`, a view. To train them, `vmap` the training step of
-one. To stop some of them, keep what they had, `torch.where(alive, new, members)` with a bool mask of shape (K,): the
-mask is data, so nothing is compiled anew.
-
-Invariant: no member sees another: output k is that of the module with `members[k]` alone.
+It is `vmap` of `functional_call`: one graph, differentiated together. `members[k]` is one model, a view. To train them,
+`vmap` the training step of one. To stop some of them, use `torch.where(alive, new, members)` with a mask of shape (K,).
 """
 
 from __future__ import annotations
@@ -91,19 +87,18 @@ def ensemble(
 
 
 def has_ways(module: nn.Module) -> bool:
-    """Whether examples go different ways through a module, as a function of `tdc.batch` lets them: then members may,
-    too, and no vmap can run them at once."""
+    """True if a module has a function of `tdc.batch` with control flow: no vmap can run several at once."""
     return any([getattr(m.forward, "has_ways", False) is True for m in module.modules()])
 
 
 def one_by_one(
     one: Callable[..., Any], params: TensorDict, args: tuple[Any, ...], dims: tuple[Any, ...], randomness: str
 ) -> Any:
-    """What the members return, one called after the other.
+    """Call one model after the other.
 
     Raises:
-        ShapeError: a dim of members that is no int.
-        UnsupportedError: the same random numbers for all, which one call cannot draw twice.
+        ShapeError: a mapped dim that is no int.
+        UnsupportedError: the same random numbers for all models.
     """
     if randomness == "same":
         got, hint = "randomness='same'", "randomness='different', or a seed before each call of one member"
@@ -119,12 +114,12 @@ def one_by_one(
 
 
 def stacked(*xs: Any) -> Any:
-    """One result of all members, None where it is none."""
+    """Stack one result of all models; None stays None."""
     return None if xs[0] is None else torch.stack(xs)
 
 
 def check(params: TensorDict) -> None:
-    """Refuse params that are not those of several members."""
+    """Refuse params without a batch dim."""
     if not isinstance(params, TensorDict):
         hint = "tdc.ensemble(net, tdc.stack_modules([net, other]))"
         raise DtypeError(message("ensemble", "params as a TensorDict", describe(params), hint=hint))

@@ -6,11 +6,8 @@
     exported.save("fast.pt2", format="aoti")    machine code by AOTInductor: for Python and C++
     tdc.compile.load("fast.pt2")(batch)         our types in and out
 
-Where torch.export would take sizes 0 and 1, or two arguments that share a tensor in the example, for constants, this
-does not: a batch of one row and one without elements run through the same graph.
-
-Invariants: arguments are checked before anything runs; a size that is declared to vary does; weights stay outside of a
-package in full or not at all.
+torch.export specialises on sizes 0 and 1, and on two arguments that share a tensor in the example; this does not.
+Arguments are checked before anything runs.
 """
 
 from __future__ import annotations
@@ -44,10 +41,7 @@ from tdc.core.torch_functions import arguments_by_name, own_name
 
 
 class Function(nn.Module):
-    """A function as the module that torch.export wants, with positional arguments only.
-
-    torch 2.13 cannot tell which dims vary in arguments that a function takes as `**kwargs`.
-    """
+    """A function as a module with positional arguments only: torch 2.13 cannot tell which dims vary in `**kwargs`."""
 
     def __init__(self, fn: Callable[..., Any], keywords: Sequence[str]) -> None:
         super().__init__()
@@ -276,9 +270,9 @@ def check_saving(path: Path, format: str, weights: str) -> None:
 def named(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
-    """Arguments as the function declares them, positional where they can be, and names of the positional ones.
+    """Order arguments as the function declares them, positional where possible, and name the positional ones.
 
-    Refuses arguments that the function does not take, and a module that takes some of them as `**kwargs`.
+    Refuse arguments that the function does not take, and a module that takes some as `**kwargs`.
     """
     try:
         declared_as = python_signature(fn.forward if isinstance(fn, nn.Module) else fn)
@@ -341,14 +335,14 @@ def warn_of_training(program: torch.export.ExportedProgram) -> None:
 
 
 def trains(node: torch.fx.Node) -> bool:
-    """True if a node is an operation as in training, which matters: neither dropout of 0, nor without statistics."""
+    """True if a node is an operation as in training with an effect: dropout above 0, or with statistics."""
     given = arguments_by_name(node.target, node.args, node.kwargs)
     idle = given.get("p", given.get("dropout", 1)) == 0 or given.get("running_mean", 0) is None
     return not idle and (given.get("train") is True or given.get("training") is True)
 
 
 def dim_hint(v: Vary) -> Any:
-    """A dim as torch.export takes it: relations between dims are found out there, and checked here."""
+    """Hint of a dim for torch.export, which finds relations between dims; they are checked here."""
     if not has_bounds(v):
         return Dim.AUTO
     return Dim.AUTO(min=v.low + v.plus, max=None if v.high is None else v.high + v.plus)  # type: ignore[operator]  # a hint
@@ -357,7 +351,7 @@ def dim_hint(v: Vary) -> Any:
 def signature_of(
     program: Any, entries: Sequence[Entry], name: str, arguments: tuple[Sequence[str], Sequence[str]], in_spec: Any
 ) -> Signature:
-    """What a program takes and gives, with sizes named as declared."""
+    """Signature of a program, with sizes named as declared."""
     names = Names(program, entries)
     inputs = names.inputs(entries)
     order = [s.name for e in inputs for s in e.sizes if isinstance(s, Size)]

@@ -1,8 +1,6 @@
-"""Flat inputs and outputs of an exported function, as data: dtypes, and sizes by name.
+"""Flat inputs and outputs of an exported function as data, without tensors: dtypes, and sizes by name.
 
-Sizes that vary have names: `B`, or `B + 1` for the offsets of B rows. What a name may stand for is in its Bounds.
-
-Invariants: all of this is immutable, holds no tensors, and goes through JSON unchanged.
+Sizes that vary have names: `B`, or `B + 1` for the offsets of B rows. `Bounds` are what a name may stand for.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from tdc.core.errors import dtype_name, show_sizes
 
 
 class Size(NamedTuple):
-    """A size that varies: the dim it is, by name, how much larger it is, and what it is called in a container."""
+    """A size that varies: the name of a dim, how much larger it is, and its word in a container."""
 
     name: str
     plus: int = 0
@@ -26,7 +24,7 @@ class Size(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What a dim may be: a multiple of `step` in a range; `where` says which dims have this name."""
+    """Values of a dim: a multiple of `step` in a range; `where` lists the dims of this name."""
 
     low: int = 0
     high: int | None = None
@@ -37,7 +35,7 @@ class Bounds(NamedTuple):
         return range_text(self.low, self.high) + (f", a multiple of {self.step}" if self.step > 1 else "")
 
     def allow(self, size: int) -> bool:
-        """Whether a size is within."""
+        """True for a size within."""
         return size >= self.low and (self.high is None or size <= self.high) and size % self.step == 0
 
 

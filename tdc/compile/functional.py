@@ -2,15 +2,14 @@
 
     params = from_module(net)                                     TensorDict, nested as the module tree
     y = functional_call(net, params, (x,))                        the same net with these parameters instead
-    y, buffers = functional_call(net, params, (x,), return_buffers=True)      and what it made of its buffers
+    y, buffers = functional_call(net, params, (x,), return_buffers=True)      and its buffers after the call
     members = stack_modules([net, other])                         several as one TensorDict of batch size [K]
 
-The module itself is a template. So a training step is a function `(params, state, batch) -> (params, state, loss)`
-that compiles as one graph, and an ensemble is that function under `vmap`; see `ensemble`.
+A checkpoint runs its function again in the backward pass, when modules have their own tensors back. `held` remembers
+what they have when it is called; `restored` gives that to them once more, with copies of buffers.
 
 Invariants:
-  - neither the module nor the TensorDict is changed by a call, nor by one that fails: buffers are copied before the
-    module may write into them (compiled, the copies of those it only reads vanish);
+  - neither the module nor the TensorDict is changed by a call, nor by one that fails: buffers are copied first;
   - a tied tensor, registered under two names, is the same tensor object under both.
 """
 
@@ -136,7 +135,7 @@ def call_with(
     module: nn.Module, params: TensorDict, fn: Callable[[], Out], tie_weights: bool = True, strict: bool = False,
     return_buffers: bool = True,
 ) -> tuple[Out, Any]:  # fmt: skip
-    """What a function that calls the module returns, while that has the tensors of `params`; and its buffers after."""
+    """Call a function while the module has the tensors of `params`; return the result, and the buffers after."""
     stores: list[Store] = []
     find_stores(module, (), stores)
     given = fitted(module, stores, params, tie_weights, strict)
@@ -144,7 +143,7 @@ def call_with(
 
 
 def with_values(module: nn.Module, stores: list[Store], given: Values, fn: Callable[[], Out]) -> Out:
-    """What a function that calls the module returns, while the stores of that have the tensors that are given."""
+    """Call a function while the stores of the module have the given tensors."""
     before = [dict(s.tensors) for s in stores]
     nets = [s.module for s in stores if s.is_buffer and isinstance(s.module, nn.RNNBase)]
     lists = [(m._flat_weights, m._flat_weight_refs) for m in nets]  # which a call makes anew
@@ -214,7 +213,7 @@ def collect(
     module: nn.Module, prefix: KeyPath, kinds: tuple[str, ...], remove_duplicate: bool, seen: dict[int, Tensor],
     leaves: Tensors, nodes: Nodes,
 ) -> None:  # fmt: skip
-    """Add the detached tensors of a module and all below it, and the paths of the modules that have some."""
+    """Add the detached tensors of a module and all below it, and the paths of modules that have some."""
     head = parts(prefix)  # once for a module: `join` of each name takes a third of the time of all
     for kind in kinds:
         store = getattr(module, kind)
@@ -258,7 +257,7 @@ def find_stores(module: nn.Module, prefix: KeyPath, found: list[Store]) -> None:
 
 
 def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weights: bool, strict: bool) -> Values:
-    """For each store the tensors that are given; buffers, also those that are not given, as copies."""
+    """Given tensors for each store, with copies of all buffers."""
     leaves = params._leaves
     values: Values = []
     absent: list[tuple[int, str, Tensor]] = []
@@ -295,7 +294,7 @@ def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weigh
 
 
 def from_buffers(stores: list[Store]) -> TensorDict:
-    """The buffers that modules have now."""
+    """Buffers of modules now."""
     leaves: Tensors = {}
     for prefix, store, is_buffer, _ in stores:
         leaves |= {join(prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
@@ -306,7 +305,7 @@ def from_buffers(stores: list[Store]) -> TensorDict:
 
 
 def check(module: nn.Module, stores: list[Store], leaves: Tensors, tie_weights: bool, strict: bool) -> None:
-    """Refuse names, shapes and ties that are not those of the module; every one is named."""
+    """Refuse names, shapes and ties that are not those of the module; all are named."""
     own = {join(s.prefix, name): x for s in stores for name, x in s.tensors.items()}
     op, kind = "functional_call", type(module).__name__
     strays = [path for path in leaves if path not in own]
@@ -335,7 +334,7 @@ def check(module: nn.Module, stores: list[Store], leaves: Tensors, tie_weights: 
 
 
 def nearest(path: KeyPath, known: Tensors) -> str:
-    """The names that look most like a path."""
+    """Names most like a path."""
     names = [show(p) for p in known]
     near = get_close_matches(show(path), names, n=2, cutoff=0.5) or sorted(names)[:3]
     return f"nearest: {', '.join(near)}" if near else "there are none"
@@ -360,7 +359,7 @@ def differences(modules: list[nn.Module], parts: list[TensorDict], i: int) -> di
 
 
 class Moment(NamedTuple):
-    """What modules have: each store of tensors with its contents, and each module with its mode."""
+    """Tensors of modules at one moment: each store with its contents, and each module with its mode."""
 
     params: list[tuple[dict[str, Any], dict[str, Any]]]
     buffers: list[tuple[dict[str, Any], dict[str, Any]]]
@@ -368,7 +367,7 @@ class Moment(NamedTuple):
 
 
 class Calls(threading.local):
-    """The modules that a call of this thread gave other tensors."""
+    """Modules whose tensors a call of this thread replaced."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
@@ -379,7 +378,7 @@ CALLS = Calls()
 
 @contextmanager
 def holding(module: nn.Module) -> Iterator[None]:
-    """Tell that a module has other tensors."""
+    """A context in which a module has other tensors."""
     CALLS.modules.append(module)
     try:
         yield
@@ -388,25 +387,25 @@ def holding(module: nn.Module) -> Iterator[None]:
 
 
 def held() -> Moment | None:
-    """What the modules that have other tensors have now; None where there are none."""
+    """Tensors that modules under `with_values` have now; None without any."""
     found = [m for module in CALLS.modules for m in module.modules()]
     return moment_of(found) if found else None
 
 
 def moment_of(modules: list[nn.Module]) -> Moment:
-    """What modules have now."""
+    """Tensors and modes of modules now."""
     params, buffers = [[(x, dict(x)) for x in stores] for stores in zip(*[stores_of(m) for m in modules], strict=True)]
     return Moment(params, buffers, [(m, m.training) for m in modules])
 
 
 def stores_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Where a module keeps its parameters, and its buffers."""
+    """Stores of parameters and of buffers."""
     return module._parameters, module._buffers
 
 
 @contextmanager
 def restored(moment: Moment) -> Iterator[None]:
-    """Modules with what they had, with copies of buffers, and afterwards with what they have now."""
+    """A context in which modules have the tensors of a moment, with copies of buffers."""
     before = moment_of([m for m, _ in moment.modes])
     copies = {id(x): x.clone() for _, here in moment.buffers for x in here.values() if x is not None}
     buffers = [(store, {k: copies.get(id(x)) for k, x in here.items()}) for store, here in moment.buffers]
@@ -418,7 +417,7 @@ def restored(moment: Moment) -> Iterator[None]:
 
 
 def put(moment: Moment) -> None:
-    """Give modules what they had."""
+    """Give modules the tensors of a moment."""
     for store, here in (*moment.params, *moment.buffers):
         store.clear()
         store.update(here)

@@ -350,7 +350,12 @@ def on_tensors(
 def loss_and_gradients(
     loss_fn: Callable[..., tuple[Tensor, Any]], params: TensorDict, *args: Any, in_loop: bool = False
 ) -> tuple[tuple[Tensor, Any], TensorDict]:
-    """`((loss, aux), gradients)` of `loss_fn(params, *args) -> (loss, aux)`, as `value_and_grad` gives them."""
+    """Compute `((loss, aux), gradients)` of `loss_fn(params, *args) -> (loss, aux)` for a training step.
+
+    By autograd, so that the loss may use what `torch.func.grad` refuses: control flow, `torch.utils.checkpoint`, hooks,
+    `torch.compiler.nested_compile_region`. By `torch.func` under a transform, where something differentiates the step,
+    in the loop over micro-batches, and in graphs of torch before 2.13. Both give the same numbers; aux is detached.
+    """
     if in_loop or torch.is_grad_enabled() or under_transform() or (traced() and not is_recordable()):
         return value_and_grad(loss_fn, has_aux=True)(params, *args)  # type: ignore[no-any-return]  # open in torch
     at_trace_time(mark_backward)

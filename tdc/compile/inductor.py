@@ -1,14 +1,12 @@
 """The compiler backend: Inductor, told that a size may be anything.
 
-Inductor's CPU code generator asks of a sum whether it has more than 4096 terms, and guards on the answer: a batch whose
-packed total crosses that number then compiles a second time (torch 2.11-2.13, `CppKernel.need_use_acc_helper`). Of the
-outer product in the backward of a layer with one output it asks whether both factors have 32 numbers at most together
-(`decomposition.mm`). Questions of this kind have an answer that is right for every size; a flag of torch,
-`backed_size_oblivious`, makes Inductor take that one without a guard. It is set only while Inductor runs, or decomposes
-a product: tracing, and with it torch's treatment of sizes 0 and 1, is as always. Where Inductor cannot work under the
-flag (torch 2.11) it stays unset for all but products.
-
     torch.compile(fn, backend=tdc.compile.backend, fullgraph=True)
+
+Inductor's CPU code generator asks if a sum has more than 4096 terms, and guards on the answer: a batch whose packed
+total crosses that number compiles a second time (torch 2.11-2.13, `CppKernel.need_use_acc_helper`); so does its
+decomposition of small products (`decomposition.mm`). A flag of torch, `backed_size_oblivious`, makes it take the answer
+that is right for every size, without a guard. It is set only while Inductor runs, or decomposes a product; tracing is
+as always. Where Inductor cannot work under the flag (torch 2.11) it stays unset for all but products.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def backend(
 
 
 def has_checkpoints(graph: torch.fx.GraphModule) -> bool:
-    """Whether parts of a graph are computed again for gradients."""
+    """True if parts of a graph are computed again for gradients."""
     checkpoint = torch.ops.higher_order.tag_activation_checkpoint
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
     return any([len(part.graph.find_nodes(op="call_function", target=checkpoint)) > 0 for part in parts])
@@ -80,10 +78,7 @@ def prepare(module: torch.fx.GraphModule) -> None:
 
 
 def keep_alpha(graph: torch.fx.Graph) -> None:
-    """Make `x + alpha * y` the difference `x - (-alpha) * y`.
-
-    Inductor makes `addmm` of a sum with a matrix product, and loses the alpha (torch 2.11-2.13, `post_grad.addmm`).
-    """
+    """Turn `x + alpha * y` into `x - (-alpha) * y`: Inductor's `addmm` loses the alpha (torch 2.11-2.13)."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
         if "alpha" in node.kwargs and node.meta["val"].dtype is not torch.bool:
             node.target = torch.ops.aten.sub.Tensor
@@ -91,10 +86,10 @@ def keep_alpha(graph: torch.fx.Graph) -> None:
 
 
 def select_rows(graph: torch.fx.Graph) -> None:
-    """Make `x[i]`, with a number that the graph computes, a row that is gathered.
+    """Gather the row `x[i]` for a computed number i.
 
-    Where x has as many columns as there are offsets, less one, Inductor writes `Max(1, n - 1)` into its code, which is
-    no name of Python (torch 2.13). The backward pass of a loop over examples has such rows.
+    Where x has one column less than there are offsets, Inductor writes `Max(1, n - 1)` into its code (torch 2.13). The
+    backward pass of a loop over examples has such rows.
     """
     ops = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=ops.select.int):

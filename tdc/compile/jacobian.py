@@ -14,9 +14,7 @@ is that of leaf y with respect to leaf w, also `jac["y", "w"]`. Its last dims ar
     NestedTensor        Tensor              NestedTensor (*y.shape, *x.shape), of the structure of y
     NestedTensor        TensorDict          TensorDict of these, of the batch size of the rows
 
-MaskedBatch as NestedTensor. As in `grad`, what is no floating-point tensor is left out of a TensorDict.
-
-Invariant: entry by entry the Jacobian that `torch.func` gives for the tensors inside.
+MaskedBatch as NestedTensor. As in `grad`, a TensorDict leaves out other than floating-point tensors.
 """
 
 from __future__ import annotations
@@ -147,7 +145,7 @@ Rows = Iterator[list[list[Tensor]]]  # for each leaf of the result, for each arg
 
 
 def of_result(op: str, y: Any, parts: list[Part], rows: Rows, argnums: int | tuple[int, ...]) -> Any:
-    """The Jacobian of one leaf or TensorDict of the result; a tuple with one for each of several arguments."""
+    """Jacobian of one leaf or TensorDict of the result; a tuple for several arguments."""
     if isinstance(y, TensorDict):
         cells = by_path(y, rows)
         columns: list[Any] = [
@@ -162,7 +160,7 @@ def of_result(op: str, y: Any, parts: list[Part], rows: Rows, argnums: int | tup
 
 
 def wrt(op: str, y: Any, part: Part, tensors: list[Tensor]) -> Any:
-    """The Jacobian of a leaf of the result with respect to an argument, in the form of the argument."""
+    """Jacobian of a leaf of the result with respect to an argument, in its form."""
     it = iter(tensors)
 
     def one(x: Any) -> Any:
@@ -175,7 +173,7 @@ def wrt(op: str, y: Any, part: Part, tensors: list[Tensor]) -> Any:
 
 
 def cell(op: str, y: Any, x: Any, tensor: Tensor) -> Any:
-    """The Jacobian of one leaf with respect to one leaf: of the ragged structure that one of them has."""
+    """Jacobian of one leaf with respect to one leaf, in the ragged structure of one of them."""
     if is_ragged(y) and is_ragged(x):
         got, hint = f"{describe(y)} with respect to {describe(x)}", "differentiate a sum over examples, or by x.values"
         raise UnsupportedError(message(op, "a ragged result or a ragged argument, not both", got, hint=hint))

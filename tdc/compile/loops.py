@@ -1,7 +1,7 @@
-"""Loops along a dim: scan, associative_scan and scan_map. What holds for all control flow is said in `control_flow`.
+"""Loops along a dim: scan, associative_scan and scan_map; see `control_flow`.
 
-`Steps` takes `xs` apart once: the tensors with the steps in front, and how a slice is put together. Eager code indexes
-them in a Python loop; compiled code hands them to torch's operator.
+`Steps` takes `xs` apart once: the tensors with the steps in front, and the form of a slice. Eager code indexes them in
+a Python loop; compiled code passes them to torch's operator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STACK = "return x.values, and rebuild with x.with_values(values) behind the loop
 
 
 class Steps:
-    """What a loop walks along: tensors with their T steps in front, and the form of a slice."""
+    """Operands of a loop: tensors with their T steps in front, and the form of a slice."""
 
     def __init__(self, op: str, xs: Any, dim: int, reverse: bool = False) -> None:
         expect_number(op, dim, whole=True)
@@ -65,7 +65,7 @@ class Steps:
 
 
 def axes(op: str, xs: Any, dim: int) -> list[int]:
-    """For each tensor leaf the dim of the steps; of a TensorDict it counts batch dims."""
+    """Dim of the steps of each tensor leaf; of a TensorDict it counts batch dims."""
     out: list[int] = []
     for x in pytree.tree_leaves(xs, is_leaf=lambda x: isinstance(x, Container)):
         if isinstance(x, (Container, Tensor)):
@@ -75,7 +75,7 @@ def axes(op: str, xs: Any, dim: int) -> list[int]:
 
 
 def stacked(ys: Sequence[Any], form: Form, dim: int) -> Any:
-    """Results with their steps at `dim`; the form of one step makes a batch of them, since it holds no sizes."""
+    """Results with their steps at `dim`; the form of one step joins a batch of them, since it holds no sizes."""
 
     def moved(y: Any) -> Any:
         moves = bool(dim) and isinstance(y, (Tensor, Container)) and dim < dims_of(y)
@@ -132,9 +132,9 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
 def scan_in_graph(
     combine_fn: Fn, traced_pair: tuple[Any, Any], steps: Steps, tensors: list[Tensor], form: Form
 ) -> tuple[Any, Any]:
-    """The loop as one operation of a graph; `tensors` and `form` are those of the carry that it begins with.
+    """Run the loop as one operation of a graph, from a carry of `tensors` and `form`.
 
-    `traced_pair` is what `combine_fn` returns outside of it.
+    `traced_pair` is the result of `combine_fn` outside of it.
     """
     carry, y = traced_pair
     after, _ = split("scan", "the carry", carry, numbers=False)
@@ -186,7 +186,7 @@ def together(op: str, ys: Sequence[Any], dim: int) -> Any:
 
 
 def pair(carry: Any, out: Any) -> tuple[Any, Any]:
-    """What a step returned: a carry of the form it was given, and a result without ragged or padded batches."""
+    """Return carry and result of a step; refuse a carry of another form, and ragged or padded results."""
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         got = f"{len(out)} values" if isinstance(out, (tuple, list)) else describe(out)
         raise StructureError(message("scan", "a pair (carry, y) from combine_fn", got, hint="return carry, None"))
@@ -245,7 +245,7 @@ def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, c
 
 
 def combined(combine_fn: Fn, a: Any, b: Any) -> Any:
-    """`combine_fn(a, b)`, held against the form of its arguments."""
+    """`combine_fn(a, b)`, checked against the form of its arguments."""
     out = combine_fn(a, b)
     agree("associative_scan", ("a slice of xs", a), ("the result of combine_fn", out), "keep keys, dtypes and shapes")
     return out

@@ -1,18 +1,17 @@
-"""What a training step calls, and what it returns: a loss of a module, or a loss that is given parameters.
+"""Losses of a training step: of a module, or of parameters.
 
     loss(net, batch)                            -> result          `OfModule`: the net has the parameters of the state
     loss_fn(params, batch)                      -> result          `Functional`
     loss_fn(params, buffers, batch)             -> loss, buffers, and a dict of metrics where there is one
 
     result      a number
-                (sum, count)                    a sum over tokens, say, and how many there were
+                (sum, count)                    loss = sum / count, of a sum over tokens, say
                 (result, {"accuracy": ...})     either, with metrics
 
-Of a pair the loss is the sum by the count. So a batch in micro-batches has the loss and the gradients that it has as a
-whole, whatever their lengths; a micro-batch that counts nothing adds nothing.
+A batch in micro-batches has the loss and gradients of the whole, whatever the counts.
 
-Invariant: neither the module nor the buffers it is given are changed; a module in evaluation mode is trained in
-training mode and put back, and parts of it that do not train, while it does, stay so.
+Invariant: neither the module nor the given buffers are changed; a module in evaluation mode is trained in training mode
+and put back; in a module in training mode, parts that are not in it stay so.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ KINDS = "a number, (sum, count), or either with a dict of metrics"
 
 
 class Result(NamedTuple):
-    """What a loss gave: its mean, the count of one that has it, buffers and metrics; empty dicts for what is not."""
+    """Mean loss, count, buffers and metrics; empty dicts for none."""
 
     loss: Tensor
     count: Any
@@ -56,7 +55,7 @@ class Functional:
     net: None = None
 
     def call(self, fn: Callable[..., Any], params: TensorDict, buffers: Any, batch: Any, training: bool = True) -> Any:
-        """What a function of the same arguments returns, as `(result, buffers)`."""
+        """Call a function of the loss's arguments; return `(result, buffers)`."""
         if not self.buffers:
             return fn(params, batch), None
         out = fn(params, buffers.apply(torch.clone), batch)
@@ -65,7 +64,7 @@ class Functional:
         return (out[0], *out[2:]) if len(out) > 2 else out[0], out[1]
 
     def parts(self, given: Any, buffers: TensorDict | None) -> tuple[TensorDict, TensorDict | None]:
-        """Parameters and buffers to begin with, of a module or as they are given."""
+        """First parameters and buffers, of a module or as given."""
         if isinstance(given, nn.Module):
             refuse_statistics(given, self.buffers)
             own = parameters_of(given), from_state_dict(dict(given.named_buffers()))
@@ -89,7 +88,7 @@ class OfModule:
     net: nn.Module
 
     def call(self, fn: Callable[..., Any], params: TensorDict, buffers: Any, batch: Any, training: bool = True) -> Any:
-        """What `fn(net, batch)` returns, and the buffers that the net is left with."""
+        """Call `fn(net, batch)`; return the result, and the buffers of the net after."""
         given = params if buffers is None else joined(params, buffers)
         with in_mode(self.net, training):
             out, after = call_with(self.net, given, lambda: fn(self.net, batch))
@@ -99,7 +98,7 @@ class OfModule:
         return out, build_td(found, buffers._nodes, buffers._size, buffers._device)
 
     def parts(self, given: Any, buffers: TensorDict | None) -> tuple[TensorDict, TensorDict | None]:
-        """Parameters and buffers to begin with: those of the net, of another of its architecture, or as given."""
+        """First parameters and buffers: of the net, of another of its architecture, or as given."""
         given = self.net if given is None else given
         if isinstance(given, nn.Module):
             own = parameters_of(given), from_module(given, params=False, remove_duplicate=True)
@@ -146,7 +145,7 @@ def in_mode(net: nn.Module, training: bool) -> Iterator[None]:
 
 
 def read_result(out: Any, buffers: Any, after: Any) -> Result:
-    """What a loss returned, read; `buffers` are those that went in, `after` those that came out."""
+    """Read the result of a loss; `buffers` are those before, `after` those after."""
     rest: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
     aux: Any = {}
     if len(rest) > 1 and isinstance(rest[-1], (Mapping, TensorDict)):
@@ -180,7 +179,7 @@ def check_buffers(before: TensorDict, after: Any) -> None:
 
 
 def mean_of(loss: Any, *counts: Any) -> tuple[Tensor, Any]:
-    """A loss, and its count as a tensor, or an empty dict where it has none."""
+    """Mean loss, and its count as a tensor, or an empty dict without one."""
     if not isinstance(loss, Tensor) or not loss.is_floating_point():
         hint = f"return {KINDS}"
         raise DtypeError(message(OP, "a floating-point tensor as loss", describe(loss), hint=hint))
@@ -201,7 +200,7 @@ def mean_of(loss: Any, *counts: Any) -> tuple[Tensor, Any]:
 
 
 def not_zero(count: Tensor) -> Tensor:
-    """A count to divide by: of nothing the sum is 0, and so is its mean."""
+    """Replace a count of 0 by 1 to divide by: the mean of nothing is 0."""
     return torch.where(count == 0, 1, count)
 
 
@@ -209,7 +208,7 @@ def not_zero(count: Tensor) -> Tensor:
 
 
 def loss_of(net: Any, fn: Any, buffers: bool) -> Functional | OfModule:
-    """A loss of a module, or without one of parameters; refuses what is neither."""
+    """Make a loss of a module, or without one of parameters; refuse other arguments."""
     names = ("net", "batch") if net is not None else ("params", *["buffers"] * buffers, "batch")
     form = f"def loss({', '.join(names)}): ..."
     if net is not None and not isinstance(net, nn.Module):
@@ -230,7 +229,7 @@ def loss_of(net: Any, fn: Any, buffers: bool) -> Functional | OfModule:
 
 
 def count_of_arguments(fn: Any) -> tuple[int, int] | None:
-    """The least and the largest number of positional arguments that a function takes; None where it does not tell."""
+    """Least and largest number of positional arguments of a function; None if unknown."""
     if not callable(fn):
         return None
     try:
@@ -256,7 +255,7 @@ def refuse_statistics(module: nn.Module, buffers: bool) -> None:
 
 
 def refuse_others(net: nn.Module, given: TensorDict, kind: str) -> None:
-    """Refuse tensors of other names or shapes than those of the net; members may be stacked in front."""
+    """Refuse tensors of other names or shapes than those of the net; a batch dim of an ensemble may be in front."""
     own = from_module(net, params=kind == "_parameters", buffers=kind == "_buffers")._leaves
     front, what = given.batch_size, kind[1:]
     wrong = {

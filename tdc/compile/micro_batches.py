@@ -1,13 +1,10 @@
-"""A batch in parts, and the mean of what the parts gave.
+"""A batch in parts, and the mean of gradients and metrics over the parts.
 
     gradients, metrics = sum over parts of (part's mean * its examples) / examples
 
-So where a loss is a mean over examples, gradients and loss are those of the whole batch, however it divides. Sums are
-kept in float32 at least.
-
-Parts of one size are the slices of a loop: in a graph one `scan`, whose body is compiled once however many there are.
-Ragged parts, those of a batch that does not divide, and those under a transform of `torch.func`, which has no rule for
-loops, follow one another: as many times the operations.
+Where a loss is a mean over examples, they are those of the whole batch, however it divides. Sums are kept in float32 at
+least. In a graph, parts of one size are one `scan`, whose body is compiled once. Ragged parts, parts of a batch that
+does not divide, and parts under a transform of `torch.func`, which has no rule for loops, follow one another.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ LEAST = 3  # parts that make a loop worth it: its body takes about as long to co
 
 
 class Gradients(NamedTuple):
-    """Of a batch or a part: gradients, metrics, new buffers, and the count of a loss; an empty dict for what is not."""
+    """Gradients, metrics, new buffers, and count of a loss, of a batch or a part; an empty dict for none."""
 
     grads: TensorDict
     metrics: TensorDict
@@ -48,7 +45,7 @@ Of = Callable[..., Gradients]  # (params, buffers, part, in_loop=False)
 
 
 def mean_over_parts(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> Gradients:
-    """What `of(params, buffers, part)` gives for parts of a batch, one after another, and put together."""
+    """Mean of `of(params, buffers, part)` over the parts of a batch."""
     rows = first_size(batch)
     if rows < count:
         hint = "accumulate=1, or larger batches"
@@ -62,7 +59,7 @@ def mean_over_parts(of: Of, params: TensorDict, buffers: Any, batch: Any, count:
 
 
 def one_by_one(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> Gradients:
-    """Sums of gradients, metrics and counts, and the last buffers."""
+    """Sums of gradients, metrics and counts, and the last buffers, part by part."""
     at_trace_time(keep_activations)
     sums: list[Any] = []
     total: Any = {}
@@ -77,7 +74,7 @@ def one_by_one(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int)
 
 
 def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> Gradients:
-    """The same as one loop of a graph, which carries sums of gradients and buffers along."""
+    """As `one_by_one`, as one loop of a graph."""
     leaves, spec = pytree.tree_flatten(batch)
     size = leaves[0].shape[0] // count
     xs = [x.reshape(count, size, *x.shape[1:]) for x in leaves]
@@ -103,13 +100,13 @@ def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) 
 
 
 def with_values(td: TensorDict, values: list[Tensor]) -> TensorDict:
-    """A TensorDict with other leaves, in its order."""
+    """Replace the leaves of a TensorDict, in its order."""
     leaves = {p: x for p, x in zip(list(td._leaves), values, strict=True)}
     return build_td(leaves, td._nodes, td._size, td._device)
 
 
 def is_dense(batch: Any, rows: int) -> bool:
-    """Whether all leaves of a batch are tensors with so many rows."""
+    """True if all leaves are tensors with so many rows."""
     return all([isinstance(x, Tensor) and x.ndim and x.shape[0] == rows for x in leaves_of(batch)])
 
 
@@ -121,7 +118,7 @@ def leaves_of(batch: Any) -> list[Any]:
 
 
 def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
-    """Parts of a batch along its first dim, and how many examples each has."""
+    """Split a batch along its first dim; yield parts and their numbers of examples."""
     rows = first_size(batch)
     td: Any = batch
     spec = None
@@ -137,7 +134,7 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
 
 
 def first_size(batch: Any) -> int:
-    """The number of examples of a batch, as its first leaf says."""
+    """Number of examples of a batch, from its first leaf."""
     sizes = [shape_of(x) for x in leaves_of(batch) if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]
     if not sizes or not len(sizes[0]) or (isinstance(batch, TensorDict) and not len(batch._size)):
         got, hint = describe(batch), "give the batch its batch_size, or accumulate=1"
@@ -146,5 +143,5 @@ def first_size(batch: Any) -> int:
 
 
 def weighted(x: Tensor, rows: Any) -> Tensor:
-    """A metric as a term of a mean over examples; counts are summed as they are."""
+    """Weigh a metric in a mean over examples; counts are summed as they are."""
     return widened(x) * rows if x.is_floating_point() else x

@@ -1,7 +1,7 @@
-"""How arguments differ from those a function was exported with, one line for each difference.
+"""Differences of arguments from those a function was exported with, one line each.
 
-The expected arguments are given as the containers themselves with an `Input` in place of each tensor, so that both
-trees are walked side by side and a line can name what a user sees: a key, a kind, a logical shape.
+The expected arguments are containers with an `Input` in place of each tensor, so both trees are walked side by side,
+and a line names what a user sees: a key, a kind, a logical shape.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from tdc.tensordict.tensordict import build_td
 
 
 class Mismatch:
-    """Collects differences. `read` are names of dims, by key path, that bound the longest row of batches that do not
-    carry it."""
+    """Collect differences. `read` are names of dims, by key path, that bound the longest row where a batch does not."""
 
     def __init__(self, dims: Mapping[str, Bounds], read: Mapping[str, str]) -> None:
         self.dims = dims
@@ -150,7 +149,7 @@ def ndim_of(want: Any) -> int:
 
 
 def fits(want: Input, got: Any) -> bool:
-    """Whether a tensor is as expected, but for sizes that vary."""
+    """True if a tensor is as expected, but for sizes that vary."""
     if not isinstance(got, Tensor) or got.dtype != want.dtype or got.device.type != want.device:
         return False
     sizes = want.sizes
@@ -165,7 +164,7 @@ def described(got: Any, want: Any) -> str:
 
 
 def form_text(want: Any) -> str:
-    """What was expected: kind, dtype, logical sizes by name."""
+    """Describe the expected form: kind, dtype, logical sizes by name."""
     if isinstance(want, Input):
         return f"{want}" if want.dtype is None else f"Tensor {want}"
     if isinstance(want, NestedTensor):
@@ -185,7 +184,7 @@ def form_text(want: Any) -> str:
 
 
 def same_extent(want: Structure, s: Structure) -> Structure:
-    """A structure with its longest length where the expected one has it, and without where not."""
+    """Add or drop the longest length of a structure, as expected."""
     if (want.extent is None) == (s.extent is None):
         return s
     extent = extent_of(longest(s), s.offsets.device) if s.extent is None else None
@@ -193,10 +192,7 @@ def same_extent(want: Structure, s: Structure) -> Structure:
 
 
 def same_layout(want: Any, got: Any) -> Any:
-    """Arguments in the layout of the expected ones where that changes nothing of what they are.
-
-    A ragged batch carries its longest length, or does not; a TensorDict has a device of its own, or has none.
-    """
+    """Give arguments the layout of the expected ones: longest length of a ragged batch, device of a TensorDict."""
     if type(want) is not type(got) or isinstance(want, Input):
         return got
     if isinstance(want, NestedTensor):

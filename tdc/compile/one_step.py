@@ -4,10 +4,8 @@
                                                  |
                                         finite? else all of it stays as it was
 
-Invariants:
-  - the state is all that one step hands to the next;
-  - buffers go through the parts in order, as copies: a module may write into those it is given;
-  - a step that is left out changes "step", "rng", "skipped" and "scaler", and nothing else.
+Invariants: buffers go through the parts in order, as copies, since a module may write into them; a step that is left
+out changes "step", "rng", "skipped" and "scaler" alone.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     gradients, metrics, buffers = sum over ranks of (rank's mean * its weight) / sum of weights
 
-The weight of a rank is the count of its loss, or else its rows, as that of a micro-batch is. All sums are one
-`torch.distributed.all_reduce`, in the graph of the step; whole numbers are another one, where there are some.
+The weight of a rank is the count of its loss, or else its rows, as for a micro-batch. All sums are one
+`torch.distributed.all_reduce`, in the graph of the step; whole numbers are another one.
 
-Invariant: states that are equal on all ranks are equal after the step, to the last digit. What `optim.sharded` keeps
-differs, and only that.
+Invariant: states that are equal on all ranks stay equal to the last digit, but for the part of `optim.sharded`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel
 
 
 def check_group(group: Any, net: Any) -> None:
-    """Refuse what is no process group, and modules that exchange gradients by hooks, which a step does not call."""
+    """Refuse other objects than a process group, and modules that exchange gradients by hooks, which a step skips."""
     modules = net.named_modules() if isinstance(net, nn.Module) else ()
     wrapped = {
         name or "the net": kind.__name__ for name, m in modules for kind in type(m).__mro__ if kind.__name__ in WRAPPERS
@@ -45,7 +44,7 @@ def check_group(group: Any, net: Any) -> None:
 
 
 def group_of(optimizer: Any) -> Any:
-    """The processes that have other states of an optimiser, as of `optim.sharded`; None where all have the same."""
+    """Processes that have different states of an optimizer, as of `optim.sharded`; None where all are equal."""
     return getattr(optimizer, "process_group", None)
 
 
@@ -55,10 +54,7 @@ def rank_of(group: Any) -> int:
 
 
 def as_on_first(td: TensorDict, device: torch.device, group: Any) -> TensorDict:
-    """A TensorDict of all ranks with the values that the first has; the others must have tensors of that form.
-
-    Args:
-        device: over which the group exchanges.
+    """Broadcast the values of rank 0 into a TensorDict of all ranks, over `device`.
 
     Raises:
         StructureError: other keys, shapes or dtypes.
@@ -82,7 +78,7 @@ def as_on_first(td: TensorDict, device: torch.device, group: Any) -> TensorDict:
 
 
 def mean_over_ranks(found: Gradients, rows: Any, group: Any) -> Gradients:
-    """What each rank found of its part, as what all found of the whole; whole numbers among metrics are summed."""
+    """Average the results of all ranks; whole numbers among metrics are summed."""
     if under_transform():
         hint = "train members on ranks of their own, or leave process_group out"
         raise UnsupportedError(message(OP, "no vmap around a step with process_group=", "one", hint=hint))
@@ -116,7 +112,7 @@ def all_summed(tensors: list[Tensor], group: Any) -> list[Tensor]:
 
 
 def is_inexact(x: Tensor) -> bool:
-    """Whether a tensor is averaged."""
+    """True if a tensor is averaged."""
     return x.is_floating_point() or x.is_complex()
 
 

@@ -1,12 +1,10 @@
-"""scan_blocks: layers of one form, one behind the other, as one loop over their stacked parameters.
+"""Layers of one form, one behind the other, as one loop over their stacked parameters.
 
     net = tdc.compile.scan_blocks(net, nn.TransformerEncoderLayer)      each run of such layers is one module
-    net = tdc.compile.unscan_blocks(net)                                they are layers again, with what they learnt
+    net = tdc.compile.unscan_blocks(net)                                they are layers again, with trained weights
 
-A graph of 24 layers takes four times as long to compile as one of 6. A loop has one layer in its graph, whatever their
-number, and an optimiser one tensor for each parameter of it.
-
-Invariant: values, gradients and buffers are those of the layers one after the other.
+A graph of 24 layers takes four times as long to compile as one of 6. A loop has one layer in its graph. Values,
+gradients and buffers are those of the layers one after the other.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ Children = list[tuple[str, nn.Module | None]]
 class BlockStack(nn.Module):
     """Blocks of one form as one module: `block` is one of them, with parameters and buffers stacked along dim 0.
 
-    `stack(x, *args, **kwargs)` runs x through one block after the other, each with the same further arguments.
+    `stack(x, *args, **kwargs)` runs x through the blocks, each with the same further arguments.
     """
 
     def __init__(self, blocks: list[nn.Module]) -> None:
@@ -49,14 +47,14 @@ class BlockStack(nn.Module):
         self.number, self.block = len(blocks), remade(blocks[0], lambda path, x: stacked[path])
 
     def __getattr__(self, name: str) -> Any:
-        """What a module asks of its first layer, such as `self_attn.batch_first`, is the same for all."""
+        """Read attributes of the first block, such as `self_attn.batch_first`, which are the same for all."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("block"), name)
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the last block returns."""
+        """Return the result of the last block."""
         stores: list[Store] = []
         find_stores(self.block, (), stores)
         stacked = {id(t): t for s in stores for t in s.tensors.values() if t is not None}
@@ -87,8 +85,7 @@ class BlockStack(nn.Module):
 
 
 def along(run: Callable[..., Any], x: Any, stacked: list[Tensor]) -> tuple[Any, list[Tensor]]:
-    """`x, y = run(x, slices)` for all slices of stacked tensors; the last x, and the tensors of all y stacked. It is a
-    loop of the graph; a Python one eagerly, and under transforms, where there is none in graphs."""
+    """Compute `x, y = run(x, slices)` for all slices, by a loop of the graph or of Python; return the last x and stacked y."""
     if traced() and not under_transform():
         return scan(run, x, stacked)
     found: list[list[Tensor]] = []
@@ -263,7 +260,7 @@ def shown(x: Any) -> str:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two attributes are one object, or equal."""
+    """True if two attributes are one object, or equal."""
     if a is b:
         return True
     if type(a) is not type(b) or isinstance(a, (Tensor, nn.Module)):

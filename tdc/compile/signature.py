@@ -1,4 +1,4 @@
-"""What an exported function takes and gives: flat tensors in order, their dtypes, and sizes by name.
+"""The signature of an exported function: flat tensors in order, their dtypes, and sizes by name.
 
     Model(batch)
       inputs
@@ -11,11 +11,8 @@
       dims
         B  1 to 64    batch of batch
 
-This is the order in which a caller from C++ passes tensors. In Python a Signature takes our types apart, refuses what
-the program was not made for, and puts the results together.
-
-Invariants: a Signature holds no tensors; what it accepts agrees with it in structure, dtypes, device types, fixed sizes
-and bounds, and has one value for each name.
+This is the order in which C++ passes tensors. In Python a Signature takes our types apart, refuses other arguments, and
+puts the results together. It holds no tensors.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ class Signature:
     out_spec: Any
 
     def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The arguments as flat tensors and constants; refused, with every difference, where not as exported."""
+        """Take arguments apart into flat tensors and constants; refuse others than exported, with every difference."""
         arguments = self._bound(args, kwargs)
         leaves, spec = pytree.tree_flatten(arguments)
         if spec != self.in_spec:
@@ -69,12 +66,12 @@ class Signature:
         return leaves
 
     def result(self, flat: Sequence[Any]) -> Any:
-        """The results from flat tensors, without constants."""
+        """Put results together from flat tensors, without constants."""
         rest = iter(flat)
         return pytree.tree_unflatten([o.value if o.dtype is None else next(rest) for o in self.outputs], self.out_spec)
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as they were exported: any of them may be given by name."""
+        """Order arguments as they were exported: any of them may be given by name."""
         if not kwargs and len(args) == len(self.positional) and not self.keywords:
             return args, {}
         names = (*self.positional, *self.keywords)
@@ -89,7 +86,7 @@ class Signature:
         return tuple([given[n] for n in self.positional]), {n: given[n] for n in self.keywords}
 
     def _accepts(self, leaves: list[Any]) -> bool:
-        """Whether leaves of the right structure have the right dtypes and sizes: the short way, without a text."""
+        """True if leaves of the right structure have the right dtypes and sizes."""
         known: list[Any] = [None] * len(self.dims)
         for x, (dtype, device, sizes, value) in zip(leaves, self._quick, strict=True):
             if dtype is None:
@@ -160,7 +157,7 @@ class Signature:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Signature:
-        """The inverse of `to_data`; a FormatError where this process lacks a class of the arguments or results."""
+        """Read `to_data`; a FormatError where this process lacks a class of the arguments or results."""
         name, positional, keywords, inputs, outputs, read = from_json(data["parts"])
         dims = {name: from_json(bounds) for name, bounds in data["dims"].items()}
         in_spec, out_spec = [spec_of(text) for text in data["specs"]]

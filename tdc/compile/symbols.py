@@ -1,11 +1,11 @@
-"""From torch's symbols to names: the sizes of an exported program's inputs and outputs, as its caller calls them.
+"""Names for torch's symbols: the sizes of an exported program's inputs and outputs, as its caller calls them.
 
-torch.export gives each size that varies a symbol, and replaces symbols by others where the function needs them to be
-related: after `label * tokens.sum(1)` the offsets of `tokens` have size `s0 + 1`. Here every size `a * s + b` of an
-input becomes a name and a number; the same symbol is the same name.
+torch.export gives each size that varies a symbol, and replaces symbols by others where the function relates them: after
+`label * tokens.sum(1)` the offsets of `tokens` have size `s0 + 1`. Here every size `a * s + b` of an input becomes a
+name and a number.
 
-Invariants: a size that was declared to vary varies, within all of its declared bounds, or export fails; two names that
-were declared stand for sizes that are independent.
+Invariants: a size that was declared to vary does, within all of its declared bounds, or export fails; two declared
+names stand for independent sizes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Names:
         return Size(name, line.plus - plus + v.plus, v.word)
 
     def name(self, v: Vary) -> str:
-        """The name of a dim: declared, or a letter for what it is."""
+        """Name of a dim: declared, or a letter for its word."""
         if v.key not in self.names:
             letter, count = LETTERS.get(v.word, "D"), 2
             name = v.key if v.named else letter
@@ -93,7 +93,7 @@ class Names:
         return name
 
     def limit(self, name: str, v: Vary, line: Line) -> None:
-        """Take the range of a symbol into the bounds of its name; a declared range may not be wider."""
+        """Narrow the bounds of a name by the range of a symbol; a declared range may not be wider."""
         low, high, where = 0, None, f"{v.word} of {v.at}"
         found = self.ranges.get(line.symbol)
         if found is not None:

@@ -1,10 +1,10 @@
-"""What a training step tells beside the loss: tensors of the graph, so that nobody waits for them.
+"""Metrics of a training step beside the loss: tensors of the graph, so that nothing waits for them.
 
-"loss"         of the batch                           "grad_norm"    of all gradients, before the optimiser
-"lr"           that this step takes                   "rows"         examples of the batch
-"tokens"       what the loss counts, `(sum, count)`; of another the positions of the batch's first ragged leaf
-"skipped"      steps left out so far                  "scale"        of the loss, where it is float16
-"finite"       whether loss and gradients are
+    "loss"         of the batch                         "grad_norm"    of all gradients, before the optimizer
+    "lr"           rate of this step                    "rows"         examples of the batch
+    "tokens"       count of a `(sum, count)` loss, else positions of the batch's first ragged leaf
+    "skipped"      steps left out so far                "scale"        of a float16 loss
+    "finite"       True if loss and gradients are
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ def global_norm(grads: TensorDict) -> Tensor:
 
 
 def rate_of(optimizer: Any, before: TensorDict, after: TensorDict) -> Any:
-    """The learning rate of a step: what the optimiser tells of the state before it, or what the state after it holds as
-    "lr"; of several, as for groups of parameters, all by path."""
+    """Learning rate of a step, from `optimizer.rates` or the "lr" of its new state; of several groups all by path."""
     tell = getattr(optimizer, "rates", None)
     found: dict[str, Tensor] = {} if tell is None else tell(before)
     if not found:
@@ -59,7 +58,7 @@ def rate_of(optimizer: Any, before: TensorDict, after: TensorDict) -> Any:
 
 
 def tokens_of(batch: Any, count: Any) -> Tensor:
-    """How many tokens a batch has: the count of the loss, or the positions of its first ragged leaf."""
+    """Number of tokens of a batch: the count of the loss, or the positions of its first ragged leaf."""
     if isinstance(count, Tensor):
         return count
     ragged = [x for x in leaves_of(batch) if is_ragged(x)]
@@ -70,14 +69,13 @@ def tokens_of(batch: Any, count: Any) -> Tensor:
 
 
 def rows_of(batch: Any) -> Tensor:
-    """How many examples a batch has."""
+    """Number of examples of a batch."""
     first = next(x for x in leaves_of(batch) if isinstance(x, Tensor) or is_ragged(x))
     return torch.ones((), dtype=torch.int64, device=data_of(first).device) * first_size(batch)
 
 
 def metrics_of(names: tuple[str, ...], found: Gradients, batch: Any, after: dict[str, Any], **known: Any) -> TensorDict:
-    """The metrics of a step: the loss, what came with it, then the others in the order of their names, some of them
-    `known`."""
+    """Metrics of a step: the loss, those of the loss function, then the named ones, of which some are `known`."""
     given = dict(found.metrics.items())
     made: dict[str, Any] = {}
     for name in names:
@@ -101,8 +99,7 @@ def metrics_of(names: tuple[str, ...], found: Gradients, batch: Any, after: dict
 
 
 def refuse_nonfinite(metrics: TensorDict, state: TensorDict) -> None:
-    """Raise where a step was not finite, of an ensemble that of any member: the one thing here that waits for the
-    device."""
+    """Raise where a step, of an ensemble one of its models, was not finite; waits for the device."""
     finite = metrics["finite"]
     if finite.all():
         return

@@ -1,23 +1,22 @@
-"""What is done around torch's control flow operators so that they give the right answer (torch 2.11-2.15).
+"""Remedies for defects of torch's control flow operators (torch 2.11-2.15).
 
-Their defects, found by comparing random programs with a Python loop, are silent: a number comes out, and it is wrong.
-Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` that fails on the day torch is mended.
+They are silent: wrong numbers come out. Each has a test in `tests/compile/test_upstream_loops.py` that fails once torch
+is mended.
 
     lost gradients      `while_loop` drops the derivative through a carry that starts without one: `anchored`
     a loop not run      its backward runs the body once even so: `ends_if_ran` gives the start back, gradient and all
-    memory reused       Inductor takes arguments of a loop body for buffers of its caller that it may overwrite, since
-                        the subgraphs of a backward graph read the list of donated inputs of the whole graph:
-                        `before_operator` has graphs with control flow compiled without donation
-    operands returned   Inductor makes `x` of `x + 0`, so that a body returns what it got, and uses the memory of that
-                        operand again while the result is alive: `memory_apart`, by `before_operator` as well
+    memory reused       Inductor overwrites arguments of a loop body, since the subgraphs of a backward graph read the
+                        list of donated inputs of the whole graph: `before_operator` compiles without donation
+    operands returned   Inductor turns `x + 0` into `x`, so a body returns its operand, whose memory it uses again while
+                        the result is alive: `memory_apart`, by `before_operator` as well
     integer results     their gradient is missing, an assertion fails; the same in cond: `Code` passes them as float64
     complex carries     a differentiated `while_loop` fails an assertion: `Planes` passes them as real ones
     views as results    of a differentiated loop, at offsets that the next cannot take: `ends_if_ran` copies
     one gradient twice  of two ends of scan or cond fails: `own_gradients`
     zeros as results    torch 2.11 fails where the gradient of a step in scan is zeros that it saved: `tied`
 
-A body is traced once more outside the operator, to learn its form and what needs gradients. `trace_outside` takes back
-what that trace would assert at run time; the rest is dead code. It and `before_operator` are in `_torch/tracing`.
+A body is traced once more outside the operator, to learn its form and what needs gradients. `trace_outside` drops the
+assertions of that trace; the rest is dead code.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from torch import Tensor
 
 
 def traced() -> bool:
-    """Whether torch's operators are to stand in a graph; else plain Python runs."""
+    """True where torch's operators are to be in a graph; else plain Python runs."""
     return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
 
 
 def needs_grad(*groups: Sequence[Tensor]) -> Tensor | None:
-    """A tensor that takes part in autograd, if there is one and autograd is on."""
+    """First tensor that requires grad, if autograd is on; else None."""
     if torch.is_grad_enabled():
         for group in groups:
             for x in group:
@@ -45,7 +44,7 @@ def needs_grad(*groups: Sequence[Tensor]) -> Tensor | None:
 
 
 class Anchor(torch.autograd.Function):
-    """A copy that takes part in autograd because `ref` does. No gradient goes to `ref`."""
+    """Copy a tensor so that it requires grad because `ref` does. No gradient goes to `ref`."""
 
     generate_vmap_rule = True
 
@@ -63,46 +62,43 @@ class Anchor(torch.autograd.Function):
 
 
 def anchored(x: Tensor, ref: Tensor | None) -> Tensor:
-    """The start of a loop: contiguous, its own memory, and in autograd where any part of the loop is."""
+    """Start of a loop: contiguous, in its own memory, and in autograd where any part of the loop is."""
     if ref is None or x.requires_grad or not (x.is_floating_point() or x.is_complex()):
         return copied(x)
     return Anchor.apply(x, ref)  # type: ignore[no-any-return]  # untyped in torch
 
 
 def copied(x: Tensor) -> Tensor:
-    """A contiguous copy: operators take neither views of their inputs as results, nor one result twice."""
+    """Contiguous copy: operators take neither views of their inputs as results, nor one result twice."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def own_gradients(tensors: Sequence[Tensor], ref: Tensor | None) -> Sequence[Tensor]:
-    """The same numbers; the gradient of each is a tensor of its own, without strides of 0. The backward of an operator
-    takes no other: `(a + b).sum()` gives `a` and `b` one tensor."""
+    """Give each tensor a gradient of its own, without strides of 0, which the backward of an operator needs."""
     if ref is None:
         return tensors
     return [computed(x) if x.is_floating_point() or x.is_complex() else x for x in tensors]
 
 
 def computed(x: Tensor) -> Tensor:
-    """The same numbers as the result of an operation, and so the gradient. From torch 2.14 on Inductor takes `x * 1`
-    for x, as it does a clone, and then a loop gets one tensor twice and gives wrong numbers."""
+    """Same numbers as the result of an operation. Inductor of torch 2.14 drops `x * 1` as it does a clone."""
     return x.neg().neg()
 
 
 def even_gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same numbers of contiguous tensors; the gradient of each is contiguous, too, and no view. Both branches of
-    `cond` must give it strides of one order, and that which reads nothing of a tensor gives it the tensor's."""
+    """Same numbers, contiguous, with contiguous gradients: both branches of `cond` must give strides of one order."""
     return [computed(x.reshape(-1)).reshape(x.shape) if x.requires_grad else x for x in tensors]
 
 
 def ends_if_ran(first: Any, ends: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor]:
-    """The carry after a loop if it ran, else before it; `first` is the first condition."""
+    """Carry after a loop if it ran, else before it; `first` is the first condition."""
     return [torch.where(first, end, start) for end, start in zip(ends, starts, strict=True)]
 
 
 class Code:
-    """Integers and bools as float64 on their way through an operator that is to be differentiated; exactly, and back.
+    """Integers and bools as float64 on their way through a differentiated operator; exactly, and back.
 
-    Without `ref` nothing is differentiated, and tensors pass as they are. `like` has the dtypes that pass.
+    Without `ref` nothing is differentiated, and tensors pass as they are. `like` has the dtypes.
     """
 
     __slots__ = ("dtypes",)
@@ -116,15 +112,12 @@ class Code:
         return [copied(x) if d is None else halves(x, dim).double() for x, d in zip(tensors, self.dtypes, strict=True)]
 
     def decode(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
-        """What was passed; `dim` is where the halves are now."""
+        """Decode; `dim` is where the halves are now."""
         return [x if d is None else from_halves(x, d, dim) for x, d in zip(tensors, self.dtypes, strict=True)]
 
 
 class Planes:
-    """Complex tensors as real ones on their way through a `while_loop` that is to be differentiated, and back.
-
-    Without `ref` nothing is differentiated, and tensors pass as they are. `like` has the dtypes that pass.
-    """
+    """Complex tensors as real ones on their way through a differentiated `while_loop`, and back; as `Code`."""
 
     __slots__ = ("split",)
 
@@ -132,11 +125,11 @@ class Planes:
         self.split = [ref is not None and x.is_complex() for x in like]
 
     def encode(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What is passed, with a dim of two at the end where it was complex."""
+        """Encode, with a dim of two at the end for complex tensors."""
         return [torch.view_as_real(x.resolve_conj()) if s else x for x, s in zip(tensors, self.split, strict=True)]
 
     def decode(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What was passed."""
+        """Decode."""
         return [torch.view_as_complex(x) if s else x for x, s in zip(tensors, self.split, strict=True)]
 
 
@@ -146,7 +139,7 @@ def halves(x: Tensor, dim: int = 0) -> Tensor:
 
 
 def tied(x: Tensor, slices: Sequence[Tensor]) -> Tensor:
-    """The same numbers, whose derivative in each of the slices is zero: no slice is without a gradient."""
+    """Same numbers with a derivative of zero in each slice, so that no slice is without a gradient."""
     for other in slices:
         x = x - other.reshape(-1)[:0].sum().abs().to(x.dtype)
     return x

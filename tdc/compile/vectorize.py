@@ -1,15 +1,11 @@
 """vmap for functions of containers, with dims counted on the container.
 
-    torch.vmap(fn, in_dims=0)(td)           maps the first batch dim of every leaf: works as it is
-    tdc.vmap(fn, out_dims=(1,))(td)         the same, and the RFC's spelling of a single result
-    tdc.vmap(fn, in_dims=1)(x)              x (B, K, -1, D): fn sees (B, -1, D), K times at once
+    tdc.vmap(fn, in_dims=1)(x)                            x (B, K, -1, D): fn sees (B, -1, D), K times at once
+    tdc.vmap(fn, out_dims=(1,))(td)                       the RFC's spelling of a single result
     tdc.vmap(fn, in_dims=({"a": 0, "b": None},))(td)      a dim for each key
 
-What differs from `torch.vmap`: a NestedTensor or MaskedBatch is mapped over one of its static dims, and its structure
-stays one and the same for all. The batch dim of a ragged batch cannot be mapped, since its examples differ in size;
-`tdc.unbatched(fn)` calls a function for one example after another.
-
-Invariant: no tensor is copied that `torch.vmap` would not copy.
+A NestedTensor or MaskedBatch is mapped over one of its static dims; its structure is shared. The batch dim of a ragged
+batch cannot be mapped, since its examples differ in size: use `tdc.unbatched(fn)`.
 """
 
 from __future__ import annotations
@@ -95,7 +91,7 @@ def vmap(
 
 
 def one_for_each(op: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An entry of in_dims for each argument; refuses another number of them."""
+    """Entry of in_dims for each argument; refuse another number of them."""
     given = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
     if len(given) != len(args):
         got, hint = f"{len(given)} for {len(args)} arguments", "None for an argument that is not mapped"
@@ -104,7 +100,7 @@ def one_for_each(op: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...
 
 
 def mapped_tensors(out: Any, form: list[Any]) -> list[Tensor]:
-    """The tensors of results; a DtypeError for results that are neither tensors, nor containers, nor None."""
+    """Tensors of results; refuse results that are neither tensors, nor containers, nor None."""
     tensors = tensors_in(out, form)
     others = [x for x in form[0] if x is not None and x is not MISSING]
     if others:
@@ -114,7 +110,7 @@ def mapped_tensors(out: Any, form: list[Any]) -> list[Tensor]:
 
 
 def first(out_dims: Any) -> Any:
-    """In what form `torch.vmap` gives results: the mapped dim in front, and none where None is asked for."""
+    """out_dims for `torch.vmap`: 0, and None where None is asked for."""
     if not isinstance(out_dims, (tuple, list)):
         return None if out_dims is None else 0
     return tuple([first(d) for d in out_dims]) if None in out_dims else 0
@@ -154,7 +150,7 @@ def dims_in(td: TensorDict, dim: Any) -> list[Any]:
 
 
 def for_torch(x: Any, dim: int | None) -> tuple[Any, Any]:
-    """An argument as `torch.vmap` takes it, and its in_dims: of a container the mapped dim is last, the rest common."""
+    """Argument for `torch.vmap`, and its in_dims: of a ragged batch the mapped dim is last, its structure shared."""
     if dim is None or not is_ragged(x):
         return x, dim
     d = normal_dim(dim, x.ndim, "vmap")
@@ -184,7 +180,7 @@ def results_at(out: Any, out_dims: Any) -> Any:
 
 
 def with_mapped_dim(x: Any, dim: int | None) -> Any:
-    """One result, its mapped dim moved from the front to `dim`. Structures, which are common, lose their copies."""
+    """Move the mapped dim of a result from the front to `dim`. Structures, which are shared, lose their copies."""
     if dim is None:
         return x
     if isinstance(x, TensorDict):

@@ -1,5 +1,4 @@
-"""AOTInductor: exported programs as packages of machine code; and programs saved without their weights
-(torch 2.11-2.15)."""
+"""AOTInductor: exported programs as packages of machine code; programs saved without weights (torch 2.11-2.15)."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ class Package:
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         """Call it.
 
-        Code holds sizes that vary for 2 at least. Where a bound of lengths is smaller, and `x[:, 1:]` gives it a size
-        below 0, a larger bound does. The error of torch 2.11 does not say that this was it.
+        Code assumes sizes of at least 2 where they vary. Where a smaller bound of lengths fails, as in `x[:, 1:]`, a
+        larger one works.
         """
         try:
             return self.called(tensors)
@@ -56,13 +55,13 @@ class Package:
         return found
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Run with these weights from now on; names that the code does not use may be among them."""
+        """Run with these weights from now on; the code may lack some of them."""
         used = set(self.compiled.get_constant_fqns())
         self.compiled.load_constants({n: x for n, x in weights.items() if n in used}, check_full_update=True)
 
 
 def at_least_two(x: Tensor) -> Tensor:
-    """A bound of lengths, the shape of an empty tensor, with sizes of at least 2; any other tensor as it is."""
+    """Raise a bound of lengths, the shape of an empty tensor, to at least 2; return any other tensor as it is."""
     sizes = [max(n, 2) for n in x.shape[:-1]]
     bound = x.dtype == torch.uint8 and x.ndim > 1 and x.shape[-1] == 0 and sizes != [*x.shape[:-1]]
     return x.new_empty((*sizes, 0)) if bound else x
@@ -88,8 +87,7 @@ def save_package(program: Any, path: Path, separate: bool) -> None:
 
 @optional(ASSERTIONS, lost="processes that outlive a failed check of a package", instead=nullcontext)
 def assertions_between_loops() -> AbstractContextManager[Any]:
-    """A context in which assertions become calls. Inductor puts them into loops, and an error raised in a parallel
-    loop ends the process."""
+    """A context in which assertions become calls: an error raised in a parallel loop ends the process."""
     if torch.__version__ < "2.12":
         raise Gone("a package goes on where a call in it fails")
     table = find("torch._inductor.lowering:lowerings")
@@ -105,7 +103,7 @@ def packaging() -> tuple[Any, Any]:
 
 
 def tensors_only(module: Any) -> Any:
-    """A traced module without the constants among its results, which AOTInductor cannot return; calls put them back."""
+    """Drop the constants among the results of a module, which AOTInductor cannot return."""
     graph = module.graph
     node = graph.output_node()
     kept = [x for x in node.args[0] if isinstance(x, torch.fx.Node)]
@@ -127,6 +125,6 @@ def save_without_weights(program: Any, path: Path) -> None:
 
 
 def hollow(x: Tensor) -> Tensor:
-    """A tensor of the same form that takes no memory."""
+    """A tensor of the same form without memory."""
     empty = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
     return nn.Parameter(empty, x.requires_grad) if isinstance(x, nn.Parameter) else empty

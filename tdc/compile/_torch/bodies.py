@@ -1,13 +1,11 @@
-"""Operands and results of loops, branches and regions in Inductor: their memory is used for nothing else, and operands
-of branches lie in it as they were traced (torch 2.11-2.15).
+"""Memory of loops, branches and regions in Inductor (torch 2.11-2.15).
 
-Inductor makes `x` of `x + 0`, so that a body may return what it got, and the result of a loop is its operand. Inductor
-takes that for dead behind the loop and writes other values there: a gradient that no round adds to came out wrong,
-silently; so did results of `torch.compiler.nested_compile_region`. Here operands and results are freed as early as
-before, and the memory is not handed on.
+Inductor turns `x + 0` into `x`, so a body may return its operand, and the result of a loop is that operand. Inductor
+takes it for dead behind the loop and writes other values there: gradients come out wrong, silently. Here memory of
+operands and results is freed as before, but not handed on.
 
-Inductor also forgets the memory format of a clone. Branches were written for an operand in order and got a transposed
-one: an assertion fails, or where those are off the branch reads other numbers.
+Inductor also forgets the memory format of a clone, and a branch may get a transposed operand. Here operands of branches
+have the strides that they were traced with.
 
 Invariant: where a name is gone, graphs with loops compile if plain Inductor gives right numbers, else they are refused.
 """
@@ -36,8 +34,7 @@ MEMORY, ORDER = "memory of loops kept apart", "operands of branches in order"
 
 @contextmanager
 def memory_apart() -> Iterator[None]:
-    """A context: what is lowered in it hands no memory of operands and results of bodies on, nor a branch an operand
-    in another order."""
+    """A context in which memory of operands and results of bodies is kept, and branches get them in traced order."""
     with unshared(), in_traced_order():
         yield
 
@@ -107,7 +104,7 @@ def overwrites_operands() -> bool:
 
 
 def marking(codegen: Callable[..., None]) -> Callable[..., None]:
-    """Inductor's code of a loop, a branch or a region, whose operands and results are marked."""
+    """Wrap Inductor's code of a body to mark its operands and results."""
 
     def mark(node: Any, *args: Any) -> None:
         graph = find("torch._inductor.virtualized:V").graph
@@ -120,7 +117,7 @@ def marking(codegen: Callable[..., None]) -> Callable[..., None]:
 
 
 def memory_of(graph: Any, x: Any) -> Iterator[str]:
-    """The name of a buffer, and of what it is a view of."""
+    """Names of a buffer and of the buffers that it is a view of."""
     name = x.maybe_get_name()
     while name is not None:
         yield name
@@ -129,7 +126,7 @@ def memory_of(graph: Any, x: Any) -> Iterator[str]:
 
 
 def freeing(codegen: Callable[..., None], line: Any) -> Callable[..., None]:
-    """Inductor's code that frees a buffer; without it Inductor keeps what it may not use again."""
+    """Wrap Inductor's code that frees a buffer; a marked buffer is freed, but not handed on."""
 
     def free(wrapper: Any, buffer: Any) -> None:
         graph, name = find("torch._inductor.virtualized:V").graph, buffer.get_name()
@@ -143,7 +140,7 @@ def freeing(codegen: Callable[..., None], line: Any) -> Callable[..., None]:
 
 
 def in_order(create: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor's branches, whose operands lie in memory as they were traced."""
+    """Wrap Inductor's branches: operands get the strides that they were traced with."""
 
     @wraps(create)  # one context may be within another: the form stays as it was
     def branches(*args: Any, **kwargs: Any) -> Any:

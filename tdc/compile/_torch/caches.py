@@ -1,8 +1,7 @@
-"""What this process compiled, as bytes for another: torch's cache artifacts, and libraries of Inductor's C++ kernels.
+"""Compiled code of this process as bytes for another: torch's cache artifacts, and libraries of Inductor's C++ kernels.
 
-torch packs graphs and Triton kernels (`torch.compiler.save_cache_artifacts`), but of C++ kernels the source alone, and
-the compiler of the machine runs again. So the libraries go along; Inductor finds them under the names that it would
-give them, which hold the source and the flags of the compiler (torch 2.11-2.15).
+`torch.compiler.save_cache_artifacts` packs only the source of C++ kernels, and the next machine compiles it again. So
+their libraries are added; Inductor finds them by names that hash source and flags of the compiler (torch 2.11-2.15).
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ PROBE = b"chk_kernel"  # in the sources of those small programs that Inductor as
 
 
 def artifacts() -> bytes | None:
-    """torch's own artifacts of all that was compiled in this process; None where nothing was."""
+    """torch's artifacts of all that was compiled in this process; None without any."""
     found = torch.compiler.save_cache_artifacts()
     return None if found is None else found[0]
 
 
 def take_artifacts(data: bytes) -> bool:
-    """Put artifacts into the caches on disk; whether they could be read."""
+    """Put artifacts into the caches on disk; True if they could be read."""
     return torch.compiler.load_cache_artifacts(data) is not None
 
 
@@ -39,8 +38,7 @@ def folder() -> Path:
 
 @optional("libraries of C++ kernels saved", lost="time of a cold start on CPU", instead=dict)
 def libraries() -> dict[str, bytes]:
-    """The libraries of C++ kernels that this process compiled or loaded, by their paths in `folder`, and those by which
-    Inductor asked for the instructions of the processor."""
+    """Libraries of C++ kernels, and of Inductor's probes of the processor, by their paths in `folder`."""
     base = folder()
     keys = set(keys_of_kernels(find("torch._inductor.codecache:CppCodeCache")))
     keys |= {p.stem for p in base.glob("*/*.cpp") if p.stat().st_size < 1000 and PROBE in p.read_bytes()}
@@ -68,7 +66,6 @@ def take_libraries(files: Mapping[str, bytes]) -> None:
 
 @optional("graphs with autograd functions cached", lost="time of a cold start", instead=nullcontext)
 def keep_functions() -> AbstractContextManager[Any]:
-    """A context in which AOTAutograd keeps graphs on disk that have an `autograd.Function`, too, such as attention of
-    packed batches; the graphs of the function are part of the key."""
+    """A context in which graphs with an `autograd.Function`, such as attention of packed batches, are cached."""
     name = "autograd_cache_allow_custom_autograd_functions"
     return setting("torch._functorch.config", **{name: True})

@@ -44,7 +44,7 @@ def current_compile() -> CompileId:
 
 
 def raised_by_trace(error: Exception) -> errors.TdcError | None:
-    """The error of this library that stopped a trace, of which torch keeps the name and the text; None for another."""
+    """Error of this library that stopped a trace, of which torch keeps name and text; None for another."""
     found = RAISED.search(str(error))
     kind = getattr(errors, found[1], None) if found else None
     return kind(ast.literal_eval(found[2])) if found and kind else None
@@ -65,14 +65,14 @@ def current_tracer() -> Any:
 
 
 def mark_bounds(x: Tensor, dim: int, low: int, high: int) -> None:
-    """Tell torch.compile that a size varies between two bounds; a function that takes one size only is an error."""
+    """Tell torch.compile that a size varies between two bounds; a function that specialises it is an error."""
     find("torch._dynamo:mark_dynamic")(x, dim, min=low, max=high)
 
 
 def mark_static(x: Tensor) -> Tensor:
-    """Tell torch.compile that the sizes of a tensor are what they are, one graph for each. Returns the tensor.
+    """Mark the sizes of a tensor as static, one graph for each; return the tensor.
 
-    The same mark as `torch._dynamo.mark_static`, without importing Dynamo, in place of `mark_dynamic`.
+    The mark of `torch._dynamo.mark_static`, without importing Dynamo, in place of `mark_dynamic`.
     """
     marks: Any = x
     marks._dynamo_weak_dynamic_indices = set()

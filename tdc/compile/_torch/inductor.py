@@ -27,15 +27,14 @@ def compile_graph(
     graph: torch.fx.GraphModule, inputs: list[Any], change: Callable[[torch.fx.GraphModule], None],
     settings: dict[str, Any],
 ) -> Callable[..., Any]:  # fmt: skip
-    """Compile a graph, for all sizes where Inductor can; `change` is called with each graph that is lowered, of the
-    forward and of the backward pass."""
+    """Compile a graph for all sizes; `change` is called with each lowered graph, forward and backward."""
     found = with_changes_that_fit(lambda: compiled(graph, inputs, change, settings), CHANGES)
     refuse_reuse(graph)  # now it is known whether memory is kept apart
     return found
 
 
 def plain(graph: torch.fx.GraphModule, inputs: list[Any], change: Any, settings: dict[str, Any]) -> Callable[..., Any]:
-    """Compile a graph with Inductor as it is. One that adds with `alpha` is refused: there Inductor is wrong."""
+    """Compile a graph with Inductor as it is; refuse one that adds with `alpha`, where Inductor is wrong."""
     if any([node.kwargs.get("alpha", 1) != 1 for node in graph.graph.nodes]):
         refusing("alpha of torch.add in graphs")()
     found: Callable[..., Any] = find("torch:_TorchCompileInductorWrapper")(None, settings, None)(graph, inputs)
@@ -63,11 +62,7 @@ def compiled(
 
 @contextmanager
 def lowering(guards: bool) -> Iterator[None]:
-    """A context in which graphs are lowered for all sizes.
-
-    Args:
-        guards: whether what is found out about sizes may guard the graph; an exported one has none.
-    """
+    """A context in which graphs are lowered for all sizes; without `guards` findings about sizes are errors."""
     with any_size(asks_no_example()), order_of_sizes(guards), memory_apart(), fewer_kernels():
         yield
 
@@ -83,8 +78,7 @@ def products_of_any_size(settings: dict[str, Any]) -> AbstractContextManager[Any
 
 
 def of_any_size(decompose: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor's decomposition of a product, which asks on CPU whether the matrices are small: here the answer is no,
-    unless their sizes are numbers, and there is no guard."""
+    """Decompose a product without asking if its matrices are small, unless their sizes are numbers."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with any_size():
@@ -96,10 +90,9 @@ def of_any_size(decompose: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 @optional(ANY_SIZE, lost="a recompile where a size crosses a threshold", instead=lambda: False)
 def asks_no_example() -> bool:
-    """Whether Inductor decides without the example what it is asked about a size under `any_size`.
+    """True if Inductor decides about sizes under `any_size` without the example.
 
-    torch 2.11 takes the lesser of two sizes by the example and guards, and cannot lower a slice under the flag; so
-    there the flag stays unset.
+    torch 2.11 takes the lesser of two sizes by the example and guards, and cannot lower a slice under the flag.
     """
     symbolic, sympy = find("torch.fx.experimental.symbolic_shapes"), find("sympy")
     env, source = symbolic.ShapeEnv(), find("torch._dynamo.source:ConstantSource")("size")
@@ -114,14 +107,14 @@ def asks_no_example() -> bool:
 
 
 def apart_in_caches(tag: str) -> AbstractContextManager[Any]:
-    """A context: what is compiled in it has entries of its own in the caches on disk."""
+    """A context whose graphs have entries of their own in the caches on disk."""
     config: Any = torch.compiler.config
     return config.patch(cache_key_tag=f"{config.cache_key_tag}{tag}")
 
 
 @optional("modes of Inductor", lost="mode= and options= of torch.compile", instead=lambda mode, options: {})
 def settings_of(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
-    """Inductor's settings for a mode and options of `torch.compile`; `BUDGET` among them, which is AOTAutograd's."""
+    """Settings of Inductor for a mode and options of `torch.compile`, with AOTAutograd's `BUDGET`."""
     own = {k: x for k, x in (options or {}).items() if k != BUDGET}
     found: dict[str, Any] = find("torch:_TorchCompileInductorWrapper")(mode, own, None).config if mode or own else {}
     return {**found, BUDGET: options[BUDGET]} if options and BUDGET in options else found
@@ -129,10 +122,7 @@ def settings_of(mode: str | None, options: dict[str, Any] | None) -> dict[str, A
 
 @contextmanager
 def memory_budget(budget: float | None) -> Iterator[None]:
-    """A context: graphs that are compiled in it keep this share of activations, as torch chooses; None says nothing.
-
-    It is torch's partitioner that chooses, so it has no say where forward and backward pass are one graph.
-    """
+    """A context: graphs keep this share of activations, by torch's partitioner; None is a no-op."""
     with budget_set(budget), apart_in_caches("" if budget is None else f"budget {budget}"):
         yield
 

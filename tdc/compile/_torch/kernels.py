@@ -1,13 +1,12 @@
 """Fewer kernels on CPU: loops between other calls run together, where the order of a graph leaves a choice (torch
 2.11-2.15).
 
-Inductor writes all loops between two calls of operators, such as products, as one kernel, and compiles each. A copy of
-a product into its row, or the sum of a gradient for a bias, is then a kernel of its own, though nobody waits for it.
+Inductor writes all loops between two calls of operators, such as products, as one kernel, and compiles each.
 
     mm, copy, mm, loops, mm, sum      mm, mm, (copy, loops, sum), mm
 
-Invariants: calls keep their order; where a check fails, nothing is written that came after it, so that state of a
-training step is as it was; the peak of memory, as Inductor estimates it, grows by no more than 1 % and 64 KiB.
+Invariants: calls keep their order; where a check fails, nothing that came after it is written; the peak of memory, as
+Inductor estimates it, grows by at most 1 % and 64 KiB.
 """
 
 from __future__ import annotations
@@ -50,18 +49,13 @@ def fewer_kernels() -> AbstractContextManager[Any]:
 
 
 class Room:
-    """How much memory is in use while each node runs, and how much may be.
-
-    Args:
-        used: bytes by node.
-        limit: bytes.
-    """
+    """Bytes in use while each node runs, and their limit."""
 
     def __init__(self, used: dict[Any, int], limit: float) -> None:
         self.used, self.limit = used, limit
 
     def holds(self, more: int, nodes: Stretch) -> bool:
-        """Whether so many bytes more may be in use while nodes run; if so, they are."""
+        """True if so many more bytes may be in use while nodes run; then they are added."""
         if more + max([self.used[node] for node in nodes]) > self.limit:
             return False
         for node in nodes:
@@ -70,13 +64,13 @@ class Room:
 
 
 def gathered(nodes: list[Any], room: Room) -> list[Any]:
-    """The nodes of a graph in an order with fewer stretches of loops."""
+    """Order the nodes of a graph with fewer stretches of loops."""
     stretches = [list(found) for _, found in groupby(nodes, is_loop)]
     return [node for stretch in earlier(later(stretches, room), room) for node in stretch]
 
 
 def later(stretches: list[Stretch], room: Room) -> list[Stretch]:
-    """Let loops that the calls behind them do not read wait for the next loops."""
+    """Delay loops, which the calls behind them do not read, to the next loops."""
 
     def may_wait(loops: Stretch, calls: Stretch, others: Stretch) -> bool:
         free = not reads(calls, loops) and not (checks(loops) and acts(calls))
@@ -86,7 +80,7 @@ def later(stretches: list[Stretch], room: Room) -> list[Stretch]:
 
 
 def earlier(stretches: list[Stretch], room: Room) -> list[Stretch]:
-    """Let loops that read nothing of the calls before them join the loops before those."""
+    """Move loops, which read nothing of the calls before them, to the loops before those."""
 
     def may_go(loops: Stretch, calls: Stretch, others: Stretch) -> bool:
         free = not reads(loops, calls) and not writes(loops) and not asserts(calls)
@@ -96,12 +90,12 @@ def earlier(stretches: list[Stretch], room: Room) -> list[Stretch]:
 
 
 def backwards(stretches: list[Stretch]) -> list[Stretch]:
-    """The same, the last node first."""
+    """Reverse stretches and their nodes."""
     return [stretch[::-1] for stretch in reversed(stretches)]
 
 
 def joined(stretches: list[Stretch], joins: Callable[[Stretch, Stretch, Stretch], bool]) -> list[Stretch]:
-    """Stretches of loops added to those before them where these may: `joins(loops, calls between, loops before)`."""
+    """Add stretches of loops to those before them where `joins(loops, calls between, loops before)`."""
     found: list[Stretch] = []
     for stretch in stretches:
         if len(found) > 1 and is_loop(stretch[0]) and joins(stretch, found[-1], found[-2]):
@@ -114,47 +108,47 @@ def joined(stretches: list[Stretch], joins: Callable[[Stretch, Stretch, Stretch]
 
 
 def is_loop(node: Any) -> bool:
-    """Whether a node becomes part of a kernel with what stands beside it, or nothing at all."""
+    """True if a node can share a kernel with its neighbours, or generates none."""
     device, own = node.get_device(), node.is_extern() or node.is_template() or node.is_foreach()
     return not own and (device is None or device.type == "cpu")
 
 
 def reads(after: Stretch, before: Stretch) -> bool:
-    """Whether some node must run after another."""
+    """True if some node must run after another."""
     names = {name for node in before for name in node.get_buffer_names()}
     return any([dep.name in names for node in after for dep in node.unmet_dependencies])
 
 
 def writes(nodes: Stretch) -> bool:
-    """Whether some node changes what was there before."""
+    """True if some node writes in place."""
     return any([x.get_mutations() for node in nodes for x in node.get_outputs()])
 
 
 def checks(loops: Stretch) -> bool:
-    """Whether loops raise an error where a condition or an index is wrong."""
+    """True if loops may raise an error for a condition or an index."""
     bodies = [getattr(part, "_body", None) for node in loops for part in node.get_nodes()]
     indices = any([body is not None and body.indirect_vars for body in bodies])
     return indices or any([node.has_side_effects() for node in loops])
 
 
 def asserts(calls: Stretch) -> bool:
-    """Whether a call is there for what it does, and does not write."""
+    """True if a call has side effects other than writes."""
     return any([node.has_side_effects() and not writes([node]) for node in calls])
 
 
 def acts(nodes: Stretch) -> bool:
-    """Whether a call may do more than to give a result."""
+    """True if a call may do more than return a result."""
     own = [isinstance(node.node, body_nodes()) for node in nodes]
     return any(own) or writes(nodes) or any([node.has_side_effects() for node in nodes])
 
 
 def taken(loops: Stretch) -> int:
-    """Bytes that loops read, and that somebody frees."""
+    """Bytes that loops read, and that are freed after."""
     own = {id(x) for node in loops for x in node.get_outputs()}
     read = {id(x): x for node in loops for x in node.mpi_node.pred_buffers}
     return sum([x.mpi_buffer.size_free for name, x in read.items() if name not in own])
 
 
 def made(loops: Stretch) -> int:
-    """Bytes of what loops give."""
+    """Bytes of the results of loops."""
     return sum([x.mpi_buffer.size_alloc for node in loops for x in node.get_outputs()])

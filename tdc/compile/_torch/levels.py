@@ -1,9 +1,14 @@
-"""A level of vmap seen from inside: the tensors of all examples behind those of one (torch 2.11-2.15).
+"""A level of vmap by hand, from inside, and rules of vmap that torch lacks (torch 2.11-2.15).
 
-current_level()      the level that is innermost, a number
-physical(x, level)   the tensor of all examples that stands behind one example's
-outside()            where the level is not in effect: what runs there runs once, for the whole batch
-mapped(x, level)     one example's tensor of that of all examples
+    map_lanes(fn, tensors, count)   run a function for each example, on lists of tensors
+    current_level()                 number of the innermost level
+    physical(x, level)              tensor of all examples behind one example's
+    mapped(x, level)                tensor of one example, from that of all
+    outside()                       context without the level: code in it runs once for the whole batch
+
+Recurrent cells are decomposed; recurrent layers and attention on CPU run once, for the sequences or heads of all
+examples. A rule runs where its level is being taken away: its calls on tensors of all examples stay below it, autograd
+included.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from tdc.core.torch_functions import fused_cpu_forward
 
 
 def level_part(path: str) -> Any:
-    """Return a function of torch's vmap; where it is gone, code that needs it is refused."""
+    """Find a function of torch's vmap; where it is gone, code that needs it is refused."""
     return find_or(refusing("tdc.batch and lanes"), path, feature="one level of vmap by hand", lost="tdc.batch")
 
 
@@ -38,31 +43,30 @@ level_of_vmap: Any = level_part("torch._functorch.vmap:vmap_increment_nesting")
 
 
 def level_of(x: Tensor) -> int:
-    """The level at which a tensor stands for one example; -1 at none."""
+    """Level at which a tensor is batched; -1 at none."""
     found: int = maybe_level(x)
     return found
 
 
 def current_level() -> int:
-    """The number of the innermost level, of `vmap` or of another transform. Can be traced."""
+    """Number of the innermost level, of `vmap` or of another transform. Can be traced."""
     found: int = interpreter().level()
     return found
 
 
 def outside() -> Any:
-    """A context in which the innermost level is not in effect: random numbers are drawn once for the whole batch, and
-    sizes may be read. Can be traced."""
+    """A context without the innermost level: random numbers are drawn once, sizes may be read. Can be traced."""
     return interpreter().lower()
 
 
 def physical(x: Tensor, level: int) -> Tensor:
-    """The tensor of all examples, which are its first dim, of one that `is_batched` at a level."""
+    """Tensor of all examples, in its first dim, behind one that `is_batched` at a level."""
     found: Tensor = remove_batch_dim(x, level, 0, 0)
     return found
 
 
 def mapped(x: Tensor, level: int) -> Tensor:
-    """The tensor of one example, of a tensor of all, which are its first dim."""
+    """Tensor of one example, from that of all, in its first dim."""
     found: Tensor = add_batch_dim(x, 0, level)
     return found
 
@@ -100,13 +104,13 @@ def plain_cell(act: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def folded(x: Tensor, level: int, count: int, dim: int) -> Tensor:
-    """The tensor of all examples, which come in front of a dim of one example's and are one with it."""
+    """Tensor of all examples, folded into a dim of one example's."""
     whole = physical(x, level) if level_of(x) == level else x.expand(count, *x.shape)
     return whole.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def layers(op: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The rule of recurrent layers: examples are more sequences."""
+    """Make the rule of recurrent layers: examples are more sequences."""
 
     def rule(input: Tensor, hx: Any, params: list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
         level, dim = current_level(), 0 if settings[-1] else 1
@@ -127,7 +131,7 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The rule of attention on CPU, of (N, H, T, D): examples are more of N."""
+    """Rule of attention on CPU, of (N, H, T, D): examples are more of N."""
     level = current_level()
     given = [x for x in (query, key, value, attn_mask) if x is not None]
     count = next(physical(x, level).shape[0] for x in given if level_of(x) == level)
@@ -155,7 +159,7 @@ RULES_OF: dict[str, Callable[..., Any]] = {
 
 
 def register_rules() -> None:
-    """Tell vmap of what it lacks."""
+    """Register the rules that vmap lacks."""
     known = [name for name in RULES_OF if fused_cpu_forward is not None or RULES_OF[name] is not attention]
     missing = [name for name in known if not any(has_kernel(name, key) for key in (KEY, "FuncTorchBatched"))]
     if missing:
@@ -169,10 +173,7 @@ NESTING = ("_vmap_increment_nesting", "_vmap_decrement_nesting")
 
 
 def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> tuple[list[Any], list[bool]]:
-    """The results of `fn` for each of `count` examples, which are the first dim of tensors, and which are mapped.
-
-    A result is mapped where it is a tensor that differs between examples; any other is returned once.
-    """
+    """Run `fn` for each of `count` examples, the first dim of tensors; return the results, and which are batched."""
     given: list[Tensor] = []
     found: list[Any] = []
     mapped: list[bool] = []
@@ -187,8 +188,7 @@ def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count
 
 @optional("vmap in loops exported", lost="exports of tdc.batch with loops", instead=nullcontext)
 def levels_in_loops() -> AbstractContextManager[Any]:
-    """Let torch.export say of the nodes that begin and end a level that they return nothing. It does so outside of
-    loops, and finds that they lack a value inside (torch 2.13)."""
+    """A context: torch.export accepts nodes in loops that begin and end a level (torch 2.13)."""
     check = find("torch._export.verifier:_check_val")
 
     def checked(node: Any) -> None:
@@ -201,7 +201,7 @@ def levels_in_loops() -> AbstractContextManager[Any]:
 
 @cache
 def load_decompositions() -> None:
-    """Have torch load what vmap needs for some operations, as its first vmap does, and what it has not."""
+    """Load torch's decompositions for vmap, as its first vmap does, and register ours."""
     with scripting():
         torch.vmap(torch.neg)(torch.zeros(1))
     register_rules()
@@ -210,13 +210,13 @@ def load_decompositions() -> None:
 
 @optional("levels of vmap kept in exports", lost="exports of tdc.batch with loops", instead=nothing)
 def keep_levels() -> None:
-    """Keep torch.export from dropping the ends of levels from loops, as it does (torch 2.13)."""
+    """Keep torch.export from dropping the ends of levels in loops (torch 2.13)."""
     for name in NESTING:
         has_side_effect(find(f"torch._functorch.predispatch:{name}"))
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether somebody listens to the calls of a module. Can be traced."""
+    """True if a module has hooks. Can be traced."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )

@@ -1,10 +1,7 @@
-"""Changes to Inductor for the time of one compile, and compiling without one that does not fit this torch.
+"""Changes to Inductor for the time of one compile.
 
-Each change is a feature of `core/private.py`. One whose names are there but whose form is another fails while a graph
-is compiled. Then the graph is compiled without changes: if that works, the change that was in the way is off from now
-on.
-
-Invariant: a graph that plain Inductor compiles is not refused for a change that does not fit.
+A change is a feature of `core/private.py`. If a graph fails to compile with the changes and compiles without them, the
+change that is to blame is switched off: a graph that plain Inductor compiles is never refused for a change.
 """
 
 from __future__ import annotations

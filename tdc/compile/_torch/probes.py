@@ -1,10 +1,9 @@
-"""Questions to the torch that is installed: does it still do what this package relies on?
+"""Questions to the installed torch: does it still do what this package relies on?
 
     failing = [name for name, holds in PROBES if not holds()]
 
-Each is a function without arguments that returns whether it holds; one that raises does not. They compile nothing with
-Inductor, and take a few seconds in all, most of it to load Dynamo and Inductor. What they ask is what would degrade
-without an error: a mark that marks nothing, a log that nobody writes to. `FEATURES` are what older versions lack.
+They ask about names whose change would raise no error, such as a mark without effect. They compile nothing with
+Inductor, and take a few seconds in all. `FEATURES` are what older versions lack.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def acts_while_traced() -> bool:
 
 
 def removes_assertions() -> bool:
-    """What a function asserts about data while it is traced outside of an operator is taken out of the graph."""
+    """Assertions on data in a trace outside of an operator are taken out of the graph."""
 
     def fn(x: Tensor) -> Tensor:
         trace_outside(lambda x: internals._assert_async((x > 0).all()), x)

@@ -1,8 +1,9 @@
-"""What torch computes again in the graph of a whole step, whose forward and backward part its pass knows (torch
-2.13-2.15).
+"""Recomputation in the graph of a whole step (torch 2.13-2.15), and tensors that wait in the memory of the host.
 
-It refuses every operation that may draw random numbers: attention without dropout as well, which draws none. Inductor
-draws from seeds; where they stand in the graph before torch's pass, all but the seeds can be computed again.
+torch's pass refuses every operation that may draw random numbers: attention without dropout as well, which draws none.
+Inductor draws from seeds; where they stand in the graph before torch's pass, all but the seeds can be computed again.
+
+`to_host` and `from_host` are two operators, so that a graph may keep the copy between them. On the CPU both are copies.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ NAME = "remat_using_tags_for_fwd_loss_bwd_graph"
 
 
 def is_seeded(op: Any) -> bool:
-    """Whether an operation may draw random numbers."""
+    """True if an operation may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
 def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of an operation draws random numbers: attention with a dropout of 0 does not."""
+    """True if a call draws random numbers; attention without dropout does not."""
     if not is_seeded(op):
         return False
     names = argument_names(op)
@@ -42,8 +43,7 @@ def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 @optional("random numbers drawn once", lost="memory of checkpoints that draw random numbers", instead=nullcontext)
 def drawn_once(seeds: bool = False) -> AbstractContextManager[Any]:
-    """A context: in graphs of whole steps that are compiled in it, what is drawn at random is drawn once, and all else
-    computed again; with `seeds`, which is for Inductor, seeds only are drawn once."""
+    """A context: graphs of whole steps keep random draws, with `seeds` (for Inductor) seeds alone, and recompute others."""
     if not hasattr(find("torch._functorch.config"), NAME):  # before torch 2.13
         return nullcontext()
     again, seeding = find("torch._functorch.partitioners:must_recompute"), None
@@ -58,7 +58,7 @@ def computed_again(
     run: Callable[[GraphModule], GraphModule], again: Callable[[Any], bool],
     seeding: Callable[[GraphModule], Any] | None, module: GraphModule,
 ) -> GraphModule:  # fmt: skip
-    """torch's pass, on a graph in which what draws is kept, whoever wants it to be computed again."""
+    """Run torch's pass on a graph in which what draws is kept."""
     for node in calls(module):  # all parts of what was kept because something in it draws
         if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE and is_seeded(node.meta.get("original_aten")):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
@@ -81,13 +81,13 @@ LIBRARY.define("from_host(Tensor x, Device device) -> Tensor")
 
 
 def to_host(x: Tensor) -> Tensor:
-    """A copy in the memory of the host."""
+    """Copy to the memory of the host, from an accelerator pinned and without waiting."""
     pinned = x.device.type != "cpu"
     return torch.empty_like(x, device="cpu", pin_memory=pinned).copy_(x, non_blocking=pinned)
 
 
 def from_host(x: Tensor, device: torch.device) -> Tensor:
-    """A copy of such a tensor on a device. The stream that made the one makes the other, so nothing waits."""
+    """Copy back to a device, on the stream of the first copy, so that nothing waits."""
     return x.to(device, non_blocking=True, copy=True)
 
 
@@ -99,12 +99,12 @@ ops: Any = torch.ops.tdc
 
 
 def by_host(x: Tensor) -> Any:
-    """A tensor by way of the host, with no derivative."""
+    """Send a tensor by way of the host, without a derivative."""
     return ops.from_host(ops.to_host(x), x.device)
 
 
 class ThroughHost(torch.autograd.Function):
-    """A tensor by way of the host; its gradient takes no such way."""
+    """A tensor by way of the host; its gradient goes straight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Any:
@@ -116,7 +116,7 @@ class ThroughHost(torch.autograd.Function):
 
 
 def through_host(x: Any) -> Any:
-    """A floating-point or complex tensor by way of the host; anything else as it is."""
+    """Send a floating-point or complex tensor by way of the host; return anything else as it is."""
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
         return x
     through: Any = ThroughHost
@@ -124,13 +124,12 @@ def through_host(x: Any) -> Any:
 
 
 def is_to_host(op: Any) -> bool:
-    """Whether an operation is `to_host`."""
+    """True for `to_host`."""
     return op is ops.to_host.default
 
 
 def drop_detours(graph: torch.fx.Graph) -> None:
-    """Take a tensor itself where a graph brings it back right after it went to the host: the forward pass does, since
-    both passes are made of one function."""
+    """Skip the host where a graph brings a tensor right back, as the forward pass does."""
     for node in graph.find_nodes(op="call_function", target=ops.to_host.default):
         source, back = node.args[0], [n for n in node.users if n.target is ops.from_host.default]
         if back and back[0].meta["val"].stride() == source.meta["val"].stride():

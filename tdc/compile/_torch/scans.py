@@ -1,12 +1,19 @@
-"""Inductor's loops over flipped tensors read the tensors themselves, from the last row to the first (torch 2.11-2.15).
+"""Copies in loops of `scan`, taken out of graphs (torch 2.11-2.15).
 
-torch writes the gradient of `scan` as a scan of flipped tensors, whose results are flipped back: a copy of everything
-that the forward pass kept, and one of each gradient. Inductor turns a scan into a `while_loop` that counts up from 0.
-Here a loop over flips counts down instead, and the flips go.
+torch writes each view in a step as a copy: a linear layer copies its weight to transpose it, and the copy is kept for
+each step, a second set of the weights of layers.
+
+    kept_twice       read a result that a step returns unchanged where it came from
+    read_as_views    let matrix products read a transposed tensor in place
+
+torch writes the gradient of `scan` as a scan of flipped tensors, whose results are flipped back: a copy of all that the
+forward pass kept, and one of each gradient. Inductor turns a scan into a `while_loop` that counts up. Here a loop over
+flips counts down instead, and the flips go:
 
     loop(0, flip(x)): while i < n: y[i] = f(x[i]), i + 1;  flip(y)       loop(n - 1, x): while i >= 0: ..., i - 1;  y
 
-Invariant: nothing but the rows that are read and written depends on the counter.
+Invariants: a step returns no view of its input, and a graph none of its inputs; in a loop that is turned nothing but
+the rows that are read and written depends on the counter.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ COMPARISONS = (operator.ge, operator.le, operator.lt)  # of assertions
 
 @optional(SCANS, lost="copies in gradients of scans", instead=nullcontext)
 def counted_down() -> AbstractContextManager[Any]:
-    """A context: loops over what was flipped that are lowered in it run the other way."""
+    """A context: lowered loops over flipped tensors run backwards."""
     passes = find("torch._inductor.fx_passes.post_grad")
     make_loops = find("torch._inductor.fx_passes.post_grad:decompose_scan_to_while_loop")
 
@@ -44,7 +51,7 @@ def counted_down() -> AbstractContextManager[Any]:
 
 
 def turn_loops(module: Any) -> None:
-    """Turn the loops of a graph that can be."""
+    """Turn the loops of a graph where possible."""
     loops = module.graph.find_nodes(op="call_function", target=LOOP)
     if not loops:
         return
@@ -64,7 +71,7 @@ def turn_loops(module: Any) -> None:
 
 
 def cancel(graph: Any) -> None:
-    """Replace the flip of a flip by what it is, and the size of a flip by that of what is flipped."""
+    """Replace the flip of a flip by its source, and the size of a flip by that of its source."""
     for flip in [node for op in FLIPS for node in graph.find_nodes(op="call_function", target=op)]:
         source = unflipped(flip)
         found = None if source is None or source.target not in FLIPS else unflipped(source)
@@ -75,26 +82,25 @@ def cancel(graph: Any) -> None:
 
 
 def given_out(x: Any) -> bool:
-    """Whether a result of the graph is a tensor or a view of it. Then it may be no view of anything else: somebody may
-    write into it."""
+    """True if a graph returns a tensor or a view of it, which may then not alias another tensor."""
     return any([user.op == "output" or (is_view(user) and given_out(user)) for user in x.users])
 
 
 def is_view(x: Any) -> bool:
-    """Whether a node may stand for a view of what it gets."""
+    """True if a node may return a view of its input."""
     schema = getattr(x.target, "_schema", None)
     return schema is not None and any([found.alias_info is not None for found in schema.returns])
 
 
 class Rows(NamedTuple):
-    """Operands of a loop, by position: those of which each round reads a row, and those of which it writes one."""
+    """Operands of a loop, by position, of which each round reads a row, and into which it writes one."""
 
     reads: list[int]
     writes: list[int]
 
 
 def rows_of(loop: Any, cond: Any, body: Any) -> Rows | None:
-    """The rows of a loop over all rows of what was flipped, if its counter serves for nothing else; else None."""
+    """Rows of a loop over all rows of flipped tensors, if its counter has no other use; else None."""
     counter, *others = body.find_nodes(op="placeholder")
     operands, (results,) = loop.args[2], body.output_node().args
     number, rounds = row_number(counter, results[0]), bound_of(cond)
@@ -121,7 +127,7 @@ def rows_of(loop: Any, cond: Any, body: Any) -> Rows | None:
 
 
 def row_number(counter: Any, after: Any) -> Any:
-    """The counter as a number, if a round does nothing else with it than to add 1."""
+    """Counter as a number, if a round does nothing else with it than to add 1."""
     numbers = [user for user in counter.users if user is not after]
     counts = is_call(after, OPS.add.Tensor) and after.args == (counter, 1) and not after.kwargs
     alone = [x.target for x in numbers] == [OPS._local_scalar_dense.default]
@@ -129,7 +135,7 @@ def row_number(counter: Any, after: Any) -> Any:
 
 
 def bound_of(cond: Any) -> Any:
-    """What a counter, the first input, is below as long as a loop goes on: a number; None for other conditions."""
+    """Bound of the counter, the first input, while a loop goes on; None for other conditions."""
     (test,), counter = cond.output_node().args, cond.find_nodes(op="placeholder")[0]
     if not is_call(test, OPS.lt.Scalar) or test.args[0] is not counter or list(counter.users) != [test]:
         return None
@@ -142,7 +148,7 @@ def value_of(x: Any) -> Any:
 
 
 def unflipped(x: Any) -> Any:
-    """What a tensor is the flip of along its first dim, where that lies in memory in the same way."""
+    """Tensor that another is the flip of along its first dim, if their strides are equal; else None."""
     if is_call(x, OPS.full.default):  # the same number everywhere
         return x
     if x.target not in FLIPS or list(x.args[1]) != [0]:
@@ -179,7 +185,7 @@ def last_of(x: Any) -> Any:
 
 
 def turn_result(result: Any) -> None:
-    """Make the result of a loop its flip: a flip of it is the result itself. Of those given out only one is."""
+    """Make the result of a loop its flip; a flip of it is the result itself. Of those the graph returns only one is."""
     users = list(result.users)
     flips = [user for user in users if unflipped(user) is result]
     outside = [flip for flip in flips if given_out(flip)]
@@ -196,7 +202,7 @@ def turn_result(result: Any) -> None:
 
 
 def compare_numbers(cond: Any) -> None:
-    """Let a condition on a counter in host memory read its number: the comparison is then no kernel of its own."""
+    """Compare the number of a counter in host memory, so that the comparison is no kernel of its own."""
     counter, (test,) = cond.find_nodes(op="placeholder")[0], cond.output_node().args
     compare = ORDERS.get(test.target) if isinstance(test, Node) else None
     if compare is None or test.args[0] is not counter or counter.meta["val"].dtype is not torch.int64:
@@ -217,7 +223,7 @@ def compare_numbers(cond: Any) -> None:
 
 
 def is_call(x: Any, op: Any) -> bool:
-    """Whether a value is what an operator gives."""
+    """True for a call of an operator."""
     return isinstance(x, Node) and x.op == "call_function" and x.target is op
 
 
@@ -241,7 +247,7 @@ def without_copies(module: Any) -> None:
 
 
 def kept_twice(scan: Any, module: Any) -> None:
-    """Let others read what a step gives out as it got it, rows of an operand or what all steps get, where it is."""
+    """Read what a step returns unchanged, rows of an operand or what all steps share, where it came from."""
     begins, operands, shared = scan.args[1:4]
     step = getattr(module, scan.args[0].target).graph
     inputs, output = step.find_nodes(op="placeholder"), step.output_node()
@@ -261,7 +267,7 @@ def kept_twice(scan: Any, module: Any) -> None:
 
 
 def drop_unused(scan: Any, step: Any) -> None:
-    """Drop results of a scan that nobody reads, but for one: torch wants a result."""
+    """Drop unused results of a scan, but for one: torch wants a result."""
     output, begins = step.output_node(), len(scan.args[1])
     (results,) = output.args
     used = {user.args[1] for user in scan.users}
@@ -275,7 +281,7 @@ def drop_unused(scan: Any, step: Any) -> None:
 
 
 def original(x: Any) -> Any:
-    """The tensor that another is a copy of. On the way its dims may be permuted, if they are permuted back."""
+    """Tensor that another is a copy of, through permutations that cancel."""
     if not isinstance(x, Node):
         return None
     source: Any = x
@@ -288,7 +294,7 @@ def original(x: Any) -> Any:
 
 
 def share(rows: Any, one: Any, module: Any) -> None:
-    """Give the scans that read rows which are all alike one of them, as what their steps share."""
+    """Give the scans that read equal rows one of them, shared by their steps."""
     turned = [user for user in rows.users if user.target in FLIPS]
     for stack, scan in [(x, user) for x in (rows, *turned) for user in x.users if user.target is SCAN]:
         graph, begins, operands, shared = scan.args
@@ -303,7 +309,7 @@ def share(rows: Any, one: Any, module: Any) -> None:
 
 
 def read_as_views(step: Any) -> None:
-    """Let products of matrices in a step read transposed tensors."""
+    """Read transposed tensors in place in the matrix products of a step."""
     for copy in step.find_nodes(op="call_function", target=OPS.clone.default):
         view = copy.args[0]
         if isinstance(view, Node) and view.target is OPS.permute.default:

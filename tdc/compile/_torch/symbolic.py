@@ -24,16 +24,12 @@ class Line(NamedTuple):
 
 @optional(ANY_SIZE, lost="a recompile where a size crosses a threshold", instead=nullcontext)
 def any_size(flag: bool = True) -> AbstractContextManager[None]:
-    """A context in which sizes 0 and 1 are sizes like others: no guard, no code for them alone."""
+    """A context in which sizes 0 and 1 are like others: no guard, no special code."""
     return setting("torch.fx.experimental._config", backed_size_oblivious=flag)
 
 
 def setting(module: str, **settings: Any) -> AbstractContextManager[Any]:
-    """A context with other settings of a module of torch, which it must have.
-
-    Raises:
-        Gone: it lacks one.
-    """
+    """A context with other settings of a module of torch; Gone if it lacks one."""
     for name in settings:
         find(f"{module}:{name}")
     found: AbstractContextManager[Any] = find(f"{module}:patch")(settings)
@@ -42,10 +38,10 @@ def setting(module: str, **settings: Any) -> AbstractContextManager[Any]:
 
 @optional(SMALLER, lost="exports in which one size is the smaller of two", instead=nullcontext)
 def order_of_sizes(guards: bool) -> AbstractContextManager[Any]:
-    """A context in which Inductor knows more about which of two sizes is smaller.
+    """A context in which Inductor knows more about the smaller of two sizes.
 
-    Every size is smaller than the largest number, where `x[1:]` ends. Where it cannot tell for any size, as of the
-    sides of a diagonal, it asks the example and guards on the answer; without `guards` this is an error.
+    The largest number is larger than any size, as in `x[1:]`. Sizes that it cannot compare, as of the sides of a
+    diagonal, it compares in the example, with a guard; without `guards` this is an error.
     """
     sizes = find("torch._inductor.sizevars:SizeVarAllocator")
     evaluate: Callable[..., Any] = find("torch._inductor.sizevars:SizeVarAllocator.evaluate_min")
@@ -66,23 +62,23 @@ def order_of_sizes(guards: bool) -> AbstractContextManager[Any]:
 
 
 def fixed(size: Any) -> int | None:
-    """The number that a size is; None for a size that varies."""
+    """Number of a size; None for a size that varies."""
     return int(size) if isinstance(size, int) or not size.node.expr.free_symbols else None
 
 
 def same_size(a: Any, b: Any) -> bool:
-    """Whether two sizes are known to be equal, without a guard."""
+    """True if two sizes are known to be equal, without a guard."""
     return bool(certain_symbol(a == b))
 
 
 def same_strides(x: Any, y: Any) -> bool:
-    """Whether two nodes stand for tensors that are known to lie in memory in the same way."""
+    """True if the tensors of two nodes are known to have equal strides."""
     strides = zip(x.meta["val"].stride(), y.meta["val"].stride(), strict=True)
     return all([same_size(a, b) for a, b in strides])
 
 
 def line_of(size: Any) -> Line | None:
-    """A size as `factor * symbol + plus`; None where it is of another form."""
+    """Read a size as `factor * symbol + plus`; None for another form."""
     expr = size.node.expr
     if len(expr.free_symbols) != 1:
         return None
@@ -95,7 +91,7 @@ def line_of(size: Any) -> Line | None:
 
 
 def limits(found: Any) -> tuple[int | None, int | None]:
-    """The ends of one of torch's ranges; None for infinity."""
+    """Ends of one of torch's ranges; None for infinity."""
     ends = [int(x) if getattr(x, "is_Integer", False) or type(x) is int else None for x in (found.lower, found.upper)]
     return ends[0], ends[1]
 

@@ -1,13 +1,10 @@
-"""Whether traced code may run for nobody: whether it can fail, or has a derivative that is not finite, for some values.
+"""True for traced code that may run on any finite values: it neither fails nor has a derivative that is not finite.
 
-What an example does not come to must not run with values for which it was not written, else errors, and NaN in
-gradients, come from there. Most code is `total`: additions, products, indices that are numbers. It may run for any
-finite values, and needs no `cond` around it.
+Code for inactive examples must not run on values it was not written for, else errors, and NaN in gradients, come from
+there. Most code is `total`: additions, products, indices that are numbers; it needs no `cond` around it.
 
     getitem(x, 0)         total: its sizes are known      getitem(x, i)         not: a tensor may be out of range
     div(x, 2)             total                           div(x, y), log, exp   not
-
-Nodes of a graph are known by name: Dynamo has one for each call of torch (2.11-2.15).
 """
 
 from __future__ import annotations
@@ -66,10 +63,9 @@ ATTRIBUTES = ("T", "H", "mT", "mH", "dtype", "device", "ndim", "shape")
 
 
 def traced_for_all(fn: Callable[..., X], *args: Any) -> tuple[X, bool]:
-    """What `fn` returns, and whether its code is total: then it is part of the graph.
+    """Call `fn`; the bool is True if its code is total, and so part of the graph.
 
-    If not, and where Dynamo does not trace, the code is traced outside an operator, by `trace_outside`, and has to be
-    traced again inside one.
+    Other code, and code outside of Dynamo, is traced by `trace_outside`, and again inside an operator.
     """
     if not torch.compiler.is_dynamo_compiling() or not has_comptime():
         return trace_outside(fn, *args), False
@@ -89,7 +85,7 @@ def forget_beginning(context: Any) -> None:
 
 @constant
 def is_total() -> bool:
-    """Whether all nodes since the last `note_beginning` are total."""
+    """True if all nodes since the last `note_beginning` are total."""
     tracer = current_tracer()
     if tracer is None:
         return False
@@ -104,7 +100,7 @@ def is_total() -> bool:
 
 
 def total_node(node: Node) -> bool:
-    """Whether a node of a graph is total."""
+    """True if a node of a graph is total."""
     if node.op in ("placeholder", "get_attr"):
         return True
     if node.op not in ("call_function", "call_method") or "out" in node.kwargs or node.kwargs.get("inplace"):
@@ -127,7 +123,7 @@ def total_node(node: Node) -> bool:
 
 
 def has_node(given: Any) -> bool:
-    """Whether there is a tensor, or a size that varies, in an index or among arguments."""
+    """True if an index or arguments have a tensor or a size that varies."""
     found: list[Node] = []
     torch.fx.map_arg(given, found.append)
     return bool(found)

@@ -1,13 +1,10 @@
-"""What torch.compile says while it works: graph breaks, causes of recompiles, guards, generated code.
+"""Messages of torch.compile: graph breaks, causes of recompiles, guards, generated code.
 
-Read from torch's structured trace, the stream that `TORCH_TRACE` writes to a file (torch 2.11-2.15). Nothing in torch
-is replaced: a handler listens on one logger while a function runs.
+Read from torch's structured trace, the stream that `TORCH_TRACE` writes to a file (torch 2.11-2.15).
 
     with listening() as events:
         torch.compile(fn)(x)
     [e.text for e in events if e.name == "recompile_reasons"]
-
-Each event carries the compile that it belongs to: (frame, number), the number counting the compiles of that frame.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ class Listener(logging.Handler):
 
 @contextmanager
 def listening() -> Iterator[list[Event]]:
-    """The events of what is compiled meanwhile, all of it compiled anew: a cache would not say what is in it."""
+    """A context with the events of compiles, all past the caches."""
     listener = Listener()
     with ExitStack() as stack:
         stack.enter_context(uncached())

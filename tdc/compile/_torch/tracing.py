@@ -1,7 +1,7 @@
-"""The graph that Dynamo is tracing: what may be in it, how it is compiled, what is taken out again (torch 2.11-2.15).
+"""The graph that Dynamo is tracing: its loops, how it is compiled, what is taken out again (torch 2.11-2.15).
 
-Most of it by `comptime`, which calls a function with Dynamo's own objects while Dynamo traces, and leaves nothing in
-the graph. Eagerly, and in `torch.export`, that does nothing.
+By `comptime`, which calls a function with Dynamo's own objects while Dynamo traces, and leaves nothing in the graph.
+Eagerly, and in `torch.export`, it does nothing.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ANSWERS: list[bool] = []  # to the question that `asked` is about to answer
 
 
 def at_trace_time(fn: Callable[[Any], None], op: str = "") -> None:
-    """Call `fn` while Dynamo traces; nothing otherwise. `name_of` finds `op` among the variables of this function."""
+    """Call `fn` while Dynamo traces; a no-op otherwise. `name_of` reads the local `op`."""
     if torch.compiler.is_dynamo_compiling() and has_comptime():
         internals._dynamo.comptime.comptime(fn)
 
 
 def name_of(context: Any) -> str:
-    """The operator that `at_trace_time` was called for."""
+    """Operator that `at_trace_time` was called for."""
     return str(context.get_local("op").as_python_constant())
 
 
@@ -54,8 +54,7 @@ def translator(context: Any) -> Any:
 
 
 def asked(question: Callable[[list[Any]], bool], tensors: list[Any]) -> bool:
-    """The answer to a question about tensors, found while Dynamo traces. Traced, a question to each of many is a guard
-    for each, and takes as long as an operation. `answer` finds both among the variables of this function."""
+    """Answer a question about tensors while Dynamo traces, without a guard for each. `answer` reads the local names."""
     if not has_comptime():
         return False
     internals._dynamo.comptime.comptime(answer)
@@ -63,7 +62,7 @@ def asked(question: Callable[[list[Any]], bool], tensors: list[Any]) -> bool:
 
 
 def answer(context: Any) -> None:
-    """Ask the question of tensors as they are in the graph: with dtype, device and shape, without numbers."""
+    """Answer the question for tensors of the graph, which have dtype, device and shape, but no numbers."""
     names = translator(context).symbolic_locals
     tensors = [x.realize().as_proxy().node.meta["example_value"] for x in names["tensors"].items]
     ANSWERS.append(names["question"].get_function()(tensors))
@@ -71,18 +70,17 @@ def answer(context: Any) -> None:
 
 @constant
 def answered() -> bool:
-    """The answer, once."""
+    """Pop the answer."""
     return ANSWERS.pop()
 
 
 def loop_operator(name: str) -> Callable[..., Any]:
-    """torch's "while_loop", "scan", "associative_scan" or "map", on tuples of tensors; `torch.cond` alone is public."""
+    """Look up torch's "while_loop", "scan", "associative_scan" or "map", on tuples of tensors."""
     return getattr(internals._higher_order_ops, name)
 
 
 def while_operator(condition: Callable[..., Any], step: Callable[..., Any], start: tuple[Any, ...]) -> Any:
-    """torch's "while_loop" of tensors. To Dynamo it is given as the operator, without the pytrees around it: these took
-    longer to trace than many a body (torch 2.13)."""
+    """Run torch's "while_loop" of tensors, without the pytrees around it, which take long to trace (torch 2.13)."""
     if WHILE_LOOP is not None and torch.compiler.is_dynamo_compiling():
         return WHILE_LOOP(condition, step, start, ())
     return loop_operator("while_loop")(condition, step, start)
@@ -91,18 +89,18 @@ def while_operator(condition: Callable[..., Any], step: Callable[..., Any], star
 @constant
 @optional("gradients of scans told apart", lost="a copy in gradients of scans", instead=lambda: False)
 def scan_copies_gradients() -> bool:
-    """Whether the backward of "scan" copies gradients that it would return as they came in, as torch 2.13 does."""
+    """True if the backward of "scan" copies gradients that it would return as they came in, as in torch 2.13."""
     return hasattr(find("torch._higher_order_ops.scan:ScanAutogradImpl"), "_break_bw_input_output_aliasing")
 
 
 def innermost_transform() -> str | None:
-    """The name of the transform of `torch.func` around the call, such as "grad"; None where there is none."""
+    """Name of the innermost transform of `torch.func`, such as "grad"; None without one."""
     stack = interpreter_stack()
     return stack[-1].key().name.lower() if stack else None
 
 
 def before_operator(op: str) -> None:
-    """What every operator does first where it is traced: refuse what torch cannot do, and switch donation off."""
+    """Prepare the trace of an operator: refuse unsupported uses, and switch donation off."""
     if torch.compiler.is_dynamo_compiling() and not has_comptime():
         got = "a torch whose Dynamo calls nothing while it traces"
         raise UnsupportedError(message(op, "an eager call", got, hint="python -m tdc doctor says what is off"))
@@ -111,8 +109,7 @@ def before_operator(op: str) -> None:
 
 
 def refuse_transform(context: Any) -> None:
-    """Raise where a transform of `torch.func` is active: torch fails in cond and scan, or maps the wrong dims. A
-    gradient of ours is taken by autograd instead."""
+    """Raise under a transform of `torch.func`, where torch fails or maps wrong dims; retrace a gradient of ours."""
     transform = innermost_transform()
     if transform is not None:
         retrace(context)
@@ -122,7 +119,7 @@ def refuse_transform(context: Any) -> None:
 
 
 def refuse_in_scan(op: str, ref: Any) -> None:
-    """Refuse a loop in the body of a scan where gradients are needed, and so `ref` is a tensor: torch has none."""
+    """Refuse a loop in the body of a scan where `ref`, a tensor that requires grad, is given: torch has no gradient."""
     if ref is not None:
         at_trace_time(refuse_tracer_of_scan, op)
 
@@ -146,19 +143,18 @@ def is_scan(tracer: Any) -> bool:
 
 @constant
 def in_body_of_scan() -> bool:
-    """Whether the call is traced as part of the body of a scan."""
+    """True in the trace of the body of a scan."""
     return is_scan(current_tracer())
 
 
 @constant
 def in_body() -> bool:
-    """Whether the call is traced as part of a body of an operator, such as a loop."""
+    """True in the trace of a body of an operator, such as a loop."""
     return getattr(current_tracer(), "parent", None) is not None
 
 
 def compile_through(context: Any, around: Callable[..., Any]) -> None:
-    """Have the graph that is being traced compiled by `around(compiler, graph, *args, **kwargs)`, by any backend, once
-    however often it is asked for."""
+    """Compile the graph that is being traced by `around(compiler, graph, *args, **kwargs)`, once."""
     output = translator(context).output
     compiler = output.compiler_fn
     if compiler is None or around in getattr(compiler, "through", ()):
@@ -203,8 +199,7 @@ def different_zeros() -> Any:
 
 
 def has_branch_in_scan(graph: Any) -> bool:
-    """Whether the body of a scan has a `cond`. Where its gradients are zeros of one shape, torch makes one node of them
-    (torch 2.13), and refuses a `cond` that gets one tensor twice."""
+    """True if the body of a scan has a `cond`: torch merges equal zeros, and refuses a `cond` of one tensor twice (2.13)."""
     bodies: list[Any] = []
     for part in graph.modules():
         scans = [node for node in nodes_of(part) if node.target is torch.ops.higher_order.scan]
@@ -213,7 +208,7 @@ def has_branch_in_scan(graph: Any) -> bool:
 
 
 def nodes_of(part: Any) -> list[Any]:
-    """The nodes of a graph, and none of a module that is none."""
+    """Nodes of a graph module; none of another module."""
     graph = getattr(part, "graph", None)
     return [] if graph is None else list(graph.nodes)
 
@@ -254,21 +249,20 @@ def with_backward_marked(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -
 
 
 def allow_writes(context: Any) -> None:
-    """Let code write into objects from outside of the body of an operator, up to `refuse_writes`. Dynamo refuses it
-    since others would see it; who writes has to take it back in the same body."""
+    """Allow writes into objects outside the body of an operator, up to `refuse_writes`; they must be undone in it."""
     tracer = translator(context).output.current_tracer
     WRITERS.setdefault(tracer, []).append(tracer.unsafe_allow_externally_visible_side_effects)
     tracer.unsafe_allow_externally_visible_side_effects = True
 
 
 def refuse_writes(context: Any) -> None:
-    """What was allowed before `allow_writes`."""
+    """Restore what was allowed before `allow_writes`."""
     tracer = translator(context).output.current_tracer
     tracer.unsafe_allow_externally_visible_side_effects = WRITERS[tracer].pop()
 
 
 def trace_outside(fn: Callable[..., X], *args: Any) -> X:
-    """What `fn` returns, traced outside the operator, without its assertions on data: it may not be meant to run."""
+    """Trace `fn` outside the operator, without its assertions on data, since it may not be meant to run."""
     at_trace_time(note_beginning)
     exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     with WithoutAssertions() if exports else nullcontext():
@@ -278,7 +272,7 @@ def trace_outside(fn: Callable[..., X], *args: Any) -> X:
 
 
 class WithoutAssertions(TorchFunctionMode):
-    """Leaves out assertions on data: `torch.export` runs Python, and `comptime` does nothing there."""
+    """Drop assertions on data in `torch.export`, where `comptime` does nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """All else as it is."""
@@ -297,7 +291,7 @@ def note_beginning(context: Any) -> None:
 
 
 def remove_assertions(context: Any) -> None:
-    """Take the assertions since the last `note_beginning` out of the graph, and mark all else: it may go, too."""
+    """Erase the assertions since the last `note_beginning`, and mark all other nodes as removable."""
     graph = translator(context).output.graph
     begin = BEGINNINGS[graph].pop()
     for node in reversed(graph.nodes):
@@ -310,10 +304,7 @@ def remove_assertions(context: Any) -> None:
 
 
 def remove_traces(module: Any) -> None:
-    """Take out of a graph, and the bodies in it, what `trace_outside` left and nothing uses.
-
-    Most compilers would. Those that run a graph as it is would run what is not meant to run.
-    """
+    """Erase what `trace_outside` left and nothing uses, for compilers that run a graph as it is."""
     for part in module.modules():
         graph: Any = getattr(part, "graph", None)
         if graph is None:

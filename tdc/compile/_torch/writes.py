@@ -1,8 +1,8 @@
-"""How a graph writes a new state into the memory of the old one: each number once, when all of them are known.
+"""Writes of a new state into the memory of the old one in a graph, when all numbers are known.
 
-Inductor takes clones away (torch 2.13-2.15): `b.copy_(a.clone())` behind `a.copy_(x)` then writes x into b. So what may
-be the number of another input goes through an operation that Inductor keeps, `where(x == x, x, x)`. What an operation
-computes anew needs none: two nodes for each tensor of a state took a third of the time that Inductor needs for a step.
+Inductor drops clones (torch 2.13-2.15): `b.copy_(a.clone())` behind `a.copy_(x)` writes x into b. So a value that may
+be another input goes through `where(x == x, x, x)`, which Inductor keeps. A newly computed value does not: two more
+nodes for each tensor of a state took a third of the time that Inductor needs for a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WRITES = "written when all is known"  # marks nodes
 
 
 def write_in_graph(olds: list[Tensor], news: list[Tensor]) -> None:
-    """Write new numbers into inputs of the graph: one node while Dynamo traces, and one for each before it compiles."""
+    """Write new numbers into inputs of the graph: one node in the trace, one for each before it is compiled."""
     if not has_comptime():
         for old, new in zip(olds, [torch.where(x == x, x, x) for x in news], strict=True):
             old.copy_(new)
@@ -58,24 +58,23 @@ def one_by_one(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def copied(graph: torch.fx.Graph, x: torch.fx.Node) -> torch.fx.Node:
-    """The same numbers by an operation that stays; where they are computed in the graph, it is no kernel of its own."""
+    """Copy by an operation that Inductor keeps; it fuses into the kernel that computes the value."""
     return graph.call_function(torch.where, (graph.call_function(torch.eq, (x, x)), x, x))
 
 
 def is_new(x: torch.fx.Node) -> bool:
-    """Whether a value is the result of an operation that computes it; one on a list has a node for each result."""
+    """True for the result of an operation that computes it; one on a list has a node for each result."""
     made: Any = x.args[0] if x.target is operator.getitem else x
     return isinstance(made, torch.fx.Node) and made.target in NEW and "out" not in made.kwargs
 
 
 def is_own(x: torch.fx.Node, old: torch.fx.Node) -> bool:
-    """Whether a value is a clone of what it is written to, changed in place since. Inductor drops that clone, and the
-    value lies in the memory of `old`: written to another input, it may be written over before."""
+    """True for a clone of `old` changed in place: Inductor drops the clone, and the value is in the memory of `old`."""
     return x.target == "clone" and x.args == (old,) and any([changes(user, x) for user in x.users])
 
 
 def changes(user: torch.fx.Node, x: torch.fx.Node) -> bool:
-    """Whether a node is an operator of this library that changes a value which it is given."""
+    """True if a node is an operator of this library that writes into a value."""
     if getattr(user.target, "namespace", "") != "tdc":
         return False
     schema: Any = getattr(user.target, "_schema", None)

@@ -1,1 +1,1 @@
-"""What became of a function under torch.compile."""
+"""Reports of torch.compile."""

@@ -1,13 +1,12 @@
-"""What became of a function under torch.compile: the report that proves it is one graph, or says why not.
+"""Reports of torch.compile: proof of one graph, or the reasons against it.
 
     report = tdc.compile.report(step, (params, batch1), (params, batch2))
     print(report)                     # text; in a notebook the same as HTML
-    report.breaks, report.recompiles  # what to mend: reasons with the user's lines, and what changed between calls
+    report.breaks, report.recompiles  # reasons with the user's lines, and what changed between calls
 
-The function runs over the examples in order, as a training loop would call it, with graph breaks allowed. Then, warm,
-it is timed against the callables the backend made, called with the flat tensors they take: the difference is what
-guards and containers cost. `Compile` is one compile of one graph; what the report calls *the* guards, kernels and bytes
-are those of the newest compile of each graph.
+The function runs over the examples in order, with graph breaks allowed. Then, warm, it is timed against the callables
+of the backend on flat tensors: the difference is the cost of guards and containers. Guards, kernels and bytes of a
+report are those of the newest compile of each graph.
 """
 
 from __future__ import annotations

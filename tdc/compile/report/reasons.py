@@ -1,9 +1,9 @@
-"""Guards, causes of recompiles and graph breaks in the terms of the user's own code.
+"""Messages of torch.compile in the terms of the user's code: guards, causes of recompiles, graph breaks, kernels.
 
     tensor 'td._leaves['x']._values' size mismatch at index 0. expected 5, actual 7
     td['x'].values: size of dim 0 was 5, now 7
 
-Reads text that torch wrote (2.11-2.13). What it does not know it leaves as it is, with names put in the user's terms.
+Reads texts, and generated code with its provenance, of torch 2.11-2.13; unknown texts stay, with the user's names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Why a function was cut in two, and where: `reason`, the user's line, what to do."""
+    """Reason of a graph break, the user's line, and a hint."""
 
     reason: str
     where: str = ""
@@ -100,8 +100,10 @@ def told(text: str, table: Iterable[tuple[str, str]]) -> str:
 
 
 def causes_of(payload: str, known: set[tuple[int, int]]) -> tuple[str, ...]:
-    """Causes of a recompile, one for each of the `known` compiles it could not reuse, the newest first; others were
-    made before, with another backend. The event `recompile_reasons` holds one text, or a list of them as JSON."""
+    """Causes of a recompile, one for each of the `known` compiles, the newest first.
+
+    Other compiles had another backend. The event `recompile_reasons` holds one text, or a list of them as JSON.
+    """
     try:
         texts = json.loads(payload)
     except ValueError:
@@ -127,9 +129,8 @@ def guards_of(payload: str) -> tuple[str, ...]:
 
 
 def user_line(stack: str) -> str:
-    """The innermost line of a stack that is not of torch or of this library; the innermost at all if all are.
-
-    Its file is told from the working directory where it is below it.
+    """Innermost line of a stack outside of torch and this library, its file relative to the working directory; else the
+    innermost.
     """
     frames = re.findall(FRAME, stack)
     own = [frame for frame in frames if not frame[0].startswith(LIBRARIES)]
@@ -184,7 +185,7 @@ class Kernel:
 
     @property
     def generated(self) -> bool:
-        """Whether Inductor wrote it."""
+        """True if Inductor wrote it."""
         return self.language != "library"
 
 
@@ -224,5 +225,5 @@ def read(code: str, nodes: Mapping[str, Sequence[str]], stacks: Mapping[str, Seq
 
 
 def entries(table: Mapping[str, Sequence[str]], name: str) -> list[str]:
-    """What a table holds for a kernel, of all its calls."""
+    """Entries of a table for all calls of a kernel."""
     return [entry for key, found in table.items() if key.partition(":")[0] == name for entry in found]

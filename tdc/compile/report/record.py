@@ -1,4 +1,4 @@
-"""What a compile report holds: numbers, and the compiles, breaks and kernels that they count; and what it shows."""
+"""A compile report: numbers, compiles, breaks and kernels, and how they are shown."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Report:
 
 
 def sections(r: Report) -> list[Section]:
-    """All that a report has, sections with nothing in them left out."""
+    """Sections of a report, without empty ones."""
     compiles = []
     for n, c in enumerate(r.compiles):
         cause = "; ".join(c.causes) or ("unknown" if c in r.recompiles else "first")

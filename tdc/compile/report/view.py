@@ -1,7 +1,6 @@
-"""A compile report as text and as HTML: the same sections, each a title, a table and a note.
+"""A compile report as text and as HTML: the same sections, each a title and a table.
 
-The page needs no script: tables have captions and headings, long lists are `<details>`, which a keyboard opens, and
-wide tables scroll when focused. Everything that came from code or from torch is escaped.
+The page needs no script: tables have captions and headings, long lists are `<details>`, wide tables scroll.
 """
 
 from __future__ import annotations
