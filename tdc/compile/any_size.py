@@ -75,7 +75,7 @@ def index_select(input: Any, dim: Any, index: Any) -> Any:
     if not served(dim, index, input) or index.ndim != 1:
         return torch.index_select(input, dim, index)
     d = dim % input.ndim
-    return take_rows(input, d, index, shape_at(input, d, index.shape[0]))
+    return take_rows(input, d, index, (*input.shape[:d], index.shape[0], *input.shape[d + 1 :]))
 
 
 def index_add(input: Any, dim: Any, index: Any, source: Any, *, alpha: float = 1) -> Any:
@@ -165,39 +165,6 @@ class Extreme(torch.autograd.Function):
         return own * part, None, None, others * take_each(part, ctx.dim, index, index.shape), None
 
 
-def shape_at(x: Tensor, dim: int, size: int) -> tuple[int, ...]:
-    """The shape of x with another size at a dim."""
-    return *x.shape[:dim], size, *x.shape[dim + 1 :]
-
-
-def fake(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
-    return x.new_empty(shape)
-
-
-def take_kernel(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
-    return x.index_select(dim, index)
-
-
-def put_kernel(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
-    return x.new_zeros(shape).index_add_(dim, index, x)
-
-
-def take_each_kernel(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
-    return x.gather(dim, index)
-
-
-def put_each_kernel(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
-    return x.new_zeros(shape).scatter_add_(dim, index, x)
-
-
-def extreme_kernel(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str) -> Tensor:
-    return x.scatter_reduce(dim, index, src, reduce)
-
-
-def fake_extreme(x: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
 def rows_over_members(
     op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]
 ) -> tuple[Tensor, int]:
@@ -230,19 +197,20 @@ def extremes_over_members(
 
 take_rows, put_rows, take_each, put_each = [
     operator(
-        f"{name}(Tensor x, int dim, Tensor index, SymInt[] shape) -> Tensor", fake, over_members,
-        CompositeExplicitAutograd=kernel,
+        f"{name}(Tensor x, int dim, Tensor index, SymInt[] shape) -> Tensor",
+        lambda x, dim, index, shape: x.new_empty(shape), over_members, CompositeExplicitAutograd=kernel,
     )
     for name, over_members, kernel in (
-        ("take_rows", rows_over_members, take_kernel),
-        ("put_rows", rows_over_members, put_kernel),
-        ("take_each", each_over_members, take_each_kernel),
-        ("put_each", each_over_members, put_each_kernel),
+        ("take_rows", rows_over_members, lambda x, dim, index, shape: x.index_select(dim, index)),
+        ("put_rows", rows_over_members, lambda x, dim, index, shape: x.new_zeros(shape).index_add_(dim, index, x)),
+        ("take_each", each_over_members, lambda x, dim, index, shape: x.gather(dim, index)),
+        ("put_each", each_over_members, lambda x, dim, index, shape: x.new_zeros(shape).scatter_add_(dim, index, x)),
     )
 ]  # fmt: skip
 extreme_each = operator(
-    "extreme_each(Tensor x, int dim, Tensor index, Tensor src, str reduce) -> Tensor", fake_extreme,
-    extremes_over_members, CompositeExplicitAutograd=extreme_kernel,
+    "extreme_each(Tensor x, int dim, Tensor index, Tensor src, str reduce) -> Tensor",
+    lambda x, *rest: torch.empty_like(x), extremes_over_members,
+    CompositeExplicitAutograd=lambda x, dim, index, src, reduce: x.scatter_reduce(dim, index, src, reduce),
 )  # fmt: skip
 TRANSPOSED = {take_rows: put_rows, put_rows: take_rows, take_each: put_each, put_each: take_each}
 for _op in TRANSPOSED:

@@ -112,7 +112,8 @@ def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
     if isinstance(source, (str, os.PathLike)):
         source = tensors_in(Path(source))
     if is_tensordict(source):
-        parts = [source[key] for key in ("params", "buffers") if key in source._nodes] if is_state(source) else [source]
+        is_state = "params" in source._nodes and "optimizer" in source and "step" in source._leaves
+        parts = [source[key] for key in ("params", "buffers") if key in source._nodes] if is_state else [source]
         source = {show(p): x for part in parts for p, x in part._leaves.items()}
     given = dict(source or {})
     for names in data.get("ties", []):
@@ -128,11 +129,6 @@ def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
         given = own if source is None else {n: own[n] for n in data["fixed"]} | given
     check_weights(given, data["forms"])
     return {n: given[n].detach() for n in data["forms"]}
-
-
-def is_state(td: Any) -> bool:
-    """True for the state of a training step."""
-    return "params" in td._nodes and "optimizer" in td and "step" in td._leaves
 
 
 def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:

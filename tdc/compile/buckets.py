@@ -39,13 +39,9 @@ Sizes = Sequence[int]
 
 
 def buckets(low: int, high: int, *, growth: float = 2.0) -> tuple[int, ...]:
-    """A few sizes from `low` to `high`, each at most `growth` times the one before.
+    """Sizes from `low` to `high`, each at most `growth` times the one before.
 
     A batch is rounded up to the next of them, so at most the part `1 - 1 / growth` of it is filling.
-
-    Args:
-        low, high: the smallest and the largest size, both in the result.
-        growth: above 1.
 
     Raises:
         ShapeError: not `1 <= low <= high`, or growth not above 1.
@@ -71,11 +67,10 @@ def to_bucket(
 
     Args:
         x: a NestedTensor, a MaskedBatch, or a TensorDict with one batch dim of such leaves and tensors.
-        rows: sizes for the number of rows, the filling among them. Without it a packed batch gets one more row, another
-            stays as it is.
-        totals: sizes for the packed elements of a NestedTensor, the filling among them. It needs them.
-        lengths: sizes for the longest row: the padded size of a MaskedBatch, `max_length` of a NestedTensor. Without it
-            a MaskedBatch stays as wide as it is, and `max_length` becomes the next power of two.
+        rows: sizes for the number of rows with filling. By default a packed batch gets one more row, another stays.
+        totals: sizes for the packed elements of a NestedTensor with filling; required for one.
+        lengths: sizes for the longest row: the width of a MaskedBatch, `max_length` of a NestedTensor. By default the
+            width stays, and `max_length` becomes the next power of two.
 
     Returns:
         The batch, and `valid` `(B,)` bool, True for real rows.
@@ -84,7 +79,7 @@ def to_bucket(
         ShapeError: the batch is larger than the largest size; the sizes are named.
         DtypeError: sizes that are no ints.
         StructureError: a NestedTensor without `totals`.
-        UnsupportedError: no batch of these kinds, or its batch dim is not the first.
+        UnsupportedError: another kind of batch, or a batch dim that is not the first.
 
     Compile:
         Outside of the graph. Reads no data. One compile for each bucket; those of `max_length` count only where a

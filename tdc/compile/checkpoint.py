@@ -37,29 +37,27 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None, offload: bool = False) -> Callable[..., Any]:
-    """A function with the same results and gradients that keeps what goes into it, and computes the rest again.
+    """Make a function that keeps its inputs, and computes the rest again for gradients.
 
     Args:
-        fn: a function or module. Arguments and results are tensors, containers, and pytrees of them; what it closes
-            over has gradients, too, and dropout draws one mask. Such functions may be nested.
+        fn: a function or module of containers, tensors, and pytrees of them. Tensors it closes over have gradients,
+            too; dropout draws one mask. Such functions may be nested.
         policy: operations whose results are kept, such as `[torch.ops.aten.mm, torch.ops.aten.addmm]`, or a function
-            `(ctx, op, *args, **kwargs)` that says so for one operation by a bool or a
-            `torch.utils.checkpoint.CheckpointPolicy`.
-        offload: let the floating-point tensors that go in wait in the memory of the host, pinned for an accelerator;
-            what a policy keeps stays on the device. On the CPU that is a copy.
+            `(ctx, op, *args, **kwargs)` that returns a bool or a `torch.utils.checkpoint.CheckpointPolicy`.
+        offload: keep floating-point inputs in the memory of the host, pinned for an accelerator. On the CPU that is a
+            copy.
 
     Returns:
-        A function to call in its place.
+        A function with the same results and gradients.
 
     Raises:
         DtypeError: `fn` is no function; a policy that is none.
 
     Compile:
-        fullgraph, in `train_step` and in functions whose result is differentiated. A graph keeps what is drawn at
-        random, since it would be drawn anew; one of a whole step by `tdc.compile.backend`, which `train_step` uses,
-        keeps seeds alone, and what is computed again saves memory there: Inductor alone moves much of it to the front.
-        Under `torch.func`, so in `step.vmap()`, in the body of a scan, and in graphs of `train_step` before torch 2.13,
-        everything is kept.
+        fullgraph, in `train_step` and in functions whose result is differentiated. A graph keeps random numbers; the
+        graph of a whole step by `tdc.compile.backend` keeps seeds alone, and saves more memory than by Inductor, which
+        moves recomputation to the front. Everything is kept under `torch.func` (`step.vmap()`), in the body of a scan,
+        and in graphs of `train_step` before torch 2.13.
 
     Example:
         >>> w = torch.zeros(2, 1, requires_grad=True)
@@ -97,11 +95,11 @@ def checkpoint_blocks(
     module: Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], *, policy: Policy | None = None,
     offload: bool = False,
 ) -> Module:  # fmt: skip
-    """A module of the same parameters and buffers in which each block of a kind is under `checkpoint`.
+    """Copy a module with each block of a kind under `checkpoint`; parameters and buffers are shared.
 
     Args:
         module: is left as it is. Names of parameters stay.
-        kind: a class of modules, or several. In a block that is one nothing else is looked for.
+        kind: a class of modules, or several. Blocks inside a block are not wrapped.
         policy, offload: as of `checkpoint`.
 
     Raises:

@@ -38,18 +38,12 @@ Fn = Callable[..., Any]
 
 
 def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any] = ()) -> Any:
-    """`true_fn(*operands)` where `pred` is True, else `false_fn(*operands)`.
-
-    Shapes:
-        pred one element; the result has whatever form the branches give it, which need not be that of operands.
-
-    Dtypes:
-        pred bool.
+    """Return `true_fn(*operands)` where `pred` is True, else `false_fn(*operands)`.
 
     Args:
-        pred: a tensor, or a Python bool, on which a compiled function specialises.
+        pred: a bool tensor of one element, or a Python bool, on which a compiled function specialises.
         true_fn, false_fn: pure functions whose results agree in keys, dtypes and shapes. They may close over anything.
-        operands: their arguments.
+        operands: their arguments, a tuple.
 
     Raises:
         DtypeError: `pred` is no bool; a leaf of a result is neither a tensor nor a constant.
@@ -99,13 +93,10 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
 def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Repeat `carry = body_fn(*carry)` while `cond_fn(*carry)` is True.
 
-    Dtypes:
-        `cond_fn` returns a bool of one element.
-
     Args:
-        cond_fn, body_fn: pure functions of the carry; they may close over anything. `body_fn` returns a tuple that
-            agrees with the carry in keys, dtypes and shapes.
-        carried_inputs: the tuple of values to begin with; count with a tensor, `torch.tensor(0)`.
+        cond_fn: a pure function of the carry that returns a bool of one element.
+        body_fn: a pure function of the carry that returns a tuple of its keys, dtypes and shapes.
+        carried_inputs: the first carry, a tuple; count with a tensor, `torch.tensor(0)`.
 
     Returns:
         The last carry, a tuple.
@@ -113,12 +104,12 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
     Raises:
         DtypeError: a Python number in the carry, or a condition that is no bool.
         ShapeError: a condition of several elements.
-        StructureError: `body_fn` changes the number, the keys, the dtypes or the shapes of the carry; both are shown.
-            In a graph, a condition that is the bool True.
+        StructureError: `body_fn` changes the number, keys, dtypes or shapes of the carry. In a graph, a condition that
+            is the bool True.
 
     Compile:
-        fullgraph, one graph for any number of loops. Differentiable; the backward pass keeps the carry of each step,
-        and only what the body changes counts as carry. A loop inside a loop has no gradient: unroll the inner one.
+        fullgraph, one graph for any number of loops. Differentiable; the backward pass keeps the carry of each step, of
+        which only what the body changes counts. A loop inside a loop has no gradient: unroll the inner one.
 
     Example:
         >>> body = lambda n, x: (n + 1, x / 2)

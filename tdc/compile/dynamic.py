@@ -33,15 +33,15 @@ def dynamic(x: T, dims: Any = "batch", *, min: int | None = None, max: int | Non
 
     Args:
         x: a tensor, a container, or a tree of them.
-        dims: "batch" for all batch dims, "length" for ragged and padded dims, an int for a dim of `x` as it shows its
-            shape (of a TensorDict its batch dims), or several of these. A mapping gives dims for each key.
-        min, max: bounds of the sizes, which the compiler may rely on; with them a function that takes one size only is
-            an error. Those of "length" are for the longest row. Sizes 0 and 1 are compiled apart in any case.
+        dims: "batch" for all batch dims, "length" for ragged and padded dims, an int for a dim of `x` (of a TensorDict
+            its batch dims), or several of these. A mapping gives dims for each key.
+        min, max: bounds of the sizes, those of "length" for the longest row; with them a function that specialises a
+            size is an error. Sizes 0 and 1 are compiled apart in any case.
 
     Raises:
-        ShapeError: no such dim, or nothing in `x` has one of that name; bounds that hold no two sizes, or not this one.
+        ShapeError: a dim that `x` lacks; bounds that hold fewer than two sizes, or not this one.
         DtypeError: dims of another type.
-        KeyPathError: another name, or a key that is not there.
+        KeyPathError: another name, or a missing key.
 
     Compile:
         Call it before the compiled function, on each batch. Marks of the containers themselves stay.
@@ -141,14 +141,12 @@ def axes_of_nested(x: NestedTensor, dim: Any) -> list[Axis]:
 
 
 def dynamic_shapes(tree: Any, *, batch_dim: int = 0) -> Any:
-    """What varies in a tree of containers and tensors, as `torch.export.export` wants it.
+    """Dims of a tree of containers and tensors that vary, as `torch.export.export` takes them.
 
-    Ragged and padded axes, batch sizes of containers, and `batch_dim` of plain tensors vary; export finds out which of
-    them are equal.
+    Ragged and padded axes, batch sizes of containers, and `batch_dim` of plain tensors vary; export finds equal ones.
 
     Args:
         tree: example inputs, such as the tuple of arguments.
-        batch_dim: the dim of plain tensors that varies.
 
     Returns:
         The same tree with `{dim: Dim.AUTO}` for every tensor.

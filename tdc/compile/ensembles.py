@@ -33,20 +33,20 @@ def ensemble(
     return_buffers: bool = False,
     chunk_size: int | None = None,
 ) -> Callable[..., Any]:
-    """A function of the module's arguments that calls all members.
+    """Make a function of the module's arguments that calls all models of an ensemble.
 
     Shapes:
-        params of batch_size `[K, ...]`; an output `(B, D)` of one member -> `(K, B, D)`. A NestedTensor `(B, -1, D)` ->
+        params of batch_size `[K, ...]`; an output `(B, D)` of one model -> `(K, B, D)`. A NestedTensor `(B, -1, D)` ->
         `(K, B, -1, D)`, with one structure for all.
 
     Args:
-        module: the template; its own parameters are used only for names that `params` lacks.
+        module: the template; its own tensors are used for names that `params` lacks.
         params: stacked, as from `stack_modules`.
-        in_dims: for each positional argument the dim of members, None for data that all share; one for all or a
-            tuple, as in `tdc.vmap`. Keyword arguments are shared.
-        randomness: "different" for a dropout of its own in each member, "same", or "error".
-        return_buffers: also return the buffers of each member as the call leaves them, stacked.
-        chunk_size: as in `torch.vmap`: so many members at a time, to save memory.
+        in_dims: dim of models of each positional argument, None for shared data; one for all or a tuple, as in
+            `tdc.vmap`. Keyword arguments are shared.
+        randomness: "different" or "same" random numbers in each model, or "error".
+        return_buffers: also return the buffers of each model after the call, stacked.
+        chunk_size: as in `torch.vmap`: number of models at a time, to save memory.
 
     Returns:
         A function `(*args, **kwargs) -> outputs`, or with `return_buffers` `-> (outputs, buffers)`; None stays None.
@@ -55,7 +55,7 @@ def ensemble(
         DtypeError, ShapeError: params that is no TensorDict or has no batch dim, in_dims of other arguments.
 
     Compile:
-        fullgraph, one graph for all members. Where a `forward` is a function of `tdc.batch`, each has its own loop.
+        fullgraph, one graph for all models. Where a `forward` is a function of `tdc.batch`, each has its own loop.
 
     Example:
         >>> import torch
@@ -68,7 +68,12 @@ def ensemble(
     Source:
         torch's tutorial on model ensembling; `torch.func.stack_module_state`.
     """
-    check(params)
+    if not isinstance(params, TensorDict):
+        hint = "tdc.ensemble(net, tdc.stack_modules([net, other]))"
+        raise DtypeError(message("ensemble", "params as a TensorDict", describe(params), hint=hint))
+    if not params.batch_size:
+        hint = "tdc.stack_modules([net, other]), or torch.stack of such TensorDicts"
+        raise ShapeError(message("ensemble", "params with a batch dim of members", "batch_size=[]", hint=hint))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         dims = one_for_each("ensemble", in_dims, args)
@@ -110,19 +115,4 @@ def one_by_one(
     for k in range(params.batch_size[0]):
         parts = [x if d is None else torch.select(x, d, k) for x, d in zip(args, dims, strict=True)]
         found.append(one(params[k], *parts))
-    return pytree.tree_map(stacked, *found, is_leaf=is_ragged)
-
-
-def stacked(*xs: Any) -> Any:
-    """Stack one result of all models; None stays None."""
-    return None if xs[0] is None else torch.stack(xs)
-
-
-def check(params: TensorDict) -> None:
-    """Refuse params without a batch dim."""
-    if not isinstance(params, TensorDict):
-        hint = "tdc.ensemble(net, tdc.stack_modules([net, other]))"
-        raise DtypeError(message("ensemble", "params as a TensorDict", describe(params), hint=hint))
-    if not params.batch_size:
-        hint = "tdc.stack_modules([net, other]), or torch.stack of such TensorDicts"
-        raise ShapeError(message("ensemble", "params with a batch dim of members", "batch_size=[]", hint=hint))
+    return pytree.tree_map(lambda *xs: None if xs[0] is None else torch.stack(xs), *found, is_leaf=is_ragged)

@@ -63,22 +63,22 @@ def export(
     """Export a function or module of containers and tensors, for all the sizes that vary.
 
     Args:
-        fn: a function or an `nn.Module`, traced as it is, without gradients; dropout in training mode warns.
+        fn: a function or an `nn.Module`, traced without gradients; dropout in training mode warns.
         example_args: positional arguments, a tuple; anything else is the one argument. Sizes that vary are best 2 or
-            more in it.
+            more.
         example_kwargs: keyword arguments.
-        dynamic: what varies, by argument and key: `{"batch": {"batch": ("B", 1, 64), "tokens": {"length": "L"}}}`. Dims
-            of containers are called `batch`, `length` and `total`, those of tensors have numbers. A dim is a name,
-            `(min, max)`, `(name, min, max)`, a `torch.export.Dim`, True, "auto" or False (as in the example). What is
-            not said varies if it can. One name given twice is one size.
+        dynamic: dims by argument and key: `{"batch": {"batch": ("B", 1, 64), "tokens": {"length": "L"}}}`. Dims of
+            containers are called `batch`, `length` and `total`, those of tensors have numbers. A dim is a name, `(min,
+            max)`, `(name, min, max)`, a `torch.export.Dim`, True, "auto" or False (as in the example). By default a dim
+            varies if it can. One name given twice is one size.
 
     Returns:
-        What can be called with other batches and saved; it has a `signature()`.
+        An `Exported`: call it with other batches, save it, read its `signature()`.
 
     Raises:
-        KeyPathError, DtypeError: `dynamic` names what is not there, or something that is no dim; all are named.
-        ShapeError: the function fixes a size, or narrows bounds, that were declared; all are named.
-        UnsupportedError: arguments or results that no file can hold; a way or a size that data decides.
+        KeyPathError, DtypeError: unknown names or values in `dynamic`; all are named.
+        ShapeError: the function fixes a declared size, or narrows its bounds; all are named.
+        UnsupportedError: arguments or results that no file can hold; branches or sizes that depend on data.
 
     Example:
         >>> from tdc.ragged.pack import pack
@@ -117,7 +117,7 @@ def export(
 
 @final
 class Exported:
-    """An exported function: call it, save it, ask what it takes. Made by `tdc.compile.export` and `tdc.compile.load`.
+    """An exported function: call it, save it, read its signature. Made by `tdc.compile.export` and `tdc.compile.load`.
 
     Calls take and return the types of the example, on other sizes, without gradients.
 
@@ -162,7 +162,7 @@ class Exported:
         return self._module
 
     def signature(self) -> Signature:
-        """Flat inputs and outputs in order, with dtypes, sizes by name, and bounds: what a caller from C++ passes."""
+        """Return flat inputs and outputs in order, with dtypes, sizes by name, and bounds, as C++ passes them."""
         return self._signature
 
     def __repr__(self) -> str:
@@ -173,7 +173,7 @@ class Exported:
 
         Args:
             format: "export", a graph for any machine; or "aoti", compiled by AOTInductor for this kind of machine and
-                this version of torch, which C++ can load, too.
+                this version of torch, also for C++.
             weights: "inside", or "separate": parameters, buffers and constants in `<name>.weights.pt` beside the file,
                 replaceable by `load(path, weights=...)` and `load_weights`.
 
@@ -223,11 +223,10 @@ class Exported:
 
 
 def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
-    """Load what `Exported.save` wrote. An AOTInductor package is machine code: load only what you trust.
+    """Load a file of `Exported.save`. An AOTInductor package is machine code: load only files you trust.
 
     Args:
-        weights: for a file without weights: a TensorDict, a state of `train_step`, a mapping of names to tensors, or
-            the path of a `.pt` or `.safetensors` file. None for the file that was saved beside it.
+        weights: for a file without weights, as in `Exported.load_weights`; by default the file saved beside it.
 
     Raises:
         FormatError: no such file, damaged, of a newer format, compiled for another version of torch, or with arguments
@@ -311,17 +310,12 @@ def program_of(
     except Exception as error:
         if type(error).__name__ != "GuardOnDataDependentSymNode":
             raise
-        raise decided_by_data(error) from None
+        line = users_line(traceback.extract_tb(error.__traceback__))
+        expected, got = "a function whose ways and sizes no data decides", "one that reads a number from a tensor"
+        hint = "tdc.cond for an if, tdc.while_loop for a loop, tdc.batch for a function of one example"
+        raise UnsupportedError(message("compile.export", expected, got, [line] if line else (), hint)) from None
     warn_of_training(program)
     return program
-
-
-def decided_by_data(error: Exception) -> UnsupportedError:
-    """The error for a function that reads a tensor to decide what it does."""
-    line = users_line(traceback.extract_tb(error.__traceback__))
-    expected, got = "a function whose ways and sizes no data decides", "one that reads a number from a tensor"
-    hint = "tdc.cond for an if, tdc.while_loop for a loop, tdc.batch for a function of one example"
-    return UnsupportedError(message("compile.export", expected, got, [line] if line else (), hint))
 
 
 def warn_of_training(program: torch.export.ExportedProgram) -> None:

@@ -48,12 +48,12 @@ def from_module(
         batch_size `[]`; `stack_modules` stacks several for an ensemble.
 
     Args:
-        params, buffers: which of the two to take.
-        remove_duplicate: of a tied tensor, registered under several names, only the first name. Otherwise one and the
-            same tensor is under each. What changes tensors one by one, as an optimiser does, would untie them.
+        params, buffers: False leaves them out.
+        remove_duplicate: keep only the first name of a tied tensor. Otherwise the same tensor is under each name, and
+            an optimizer, which changes tensors one by one, would untie them.
 
     Returns:
-        The tensors themselves, detached from autograd but sharing memory with the module.
+        The tensors, detached but sharing memory with the module.
 
     Raises:
         DtypeError: no module.
@@ -93,23 +93,21 @@ def functional_call(
     Args:
         params: as from `from_module`, with the shapes of the module.
         args: positional arguments of the module, a tuple; anything else is the one argument.
-        tie_weights: a tensor that the module has under several names need be given under one of them only, and must
-            not be given two values.
-        strict: names that are missing are an error; otherwise they are taken from the module. Names that the module
-            does not have are an error always, since nobody would read them.
-        return_buffers: also return the buffers as the call leaves them, for the next one: `params.update(buffers)`.
+        tie_weights: a tied tensor need be given under one of its names only, and must not be given two values.
+        strict: missing names are an error; otherwise they are taken from the module. Unknown names are always an error.
+        return_buffers: also return the buffers after the call, for the next one: `params.update(buffers)`.
 
     Returns:
         The output, or with `return_buffers` the pair of it and a TensorDict of all buffers, nested as the module tree.
 
     Raises:
-        KeyPathError: names that the module does not have, or with `strict` lacks; all are named, with the nearest.
+        KeyPathError: unknown names, or with `strict` missing ones; all are named, with the nearest.
         ShapeError: tensors of other shapes than the module's; all are named.
         StructureError: several values for tied tensors.
 
     Compile:
-        fullgraph, and under `grad` and `vmap`, which gives each member its own buffers. As long as it runs the module
-        holds other tensors, so one module is not called from two threads at once.
+        fullgraph, and under `grad` and `vmap`. The module holds other tensors during the call: do not call it from two
+        threads at once.
 
     Example:
         >>> net = nn.BatchNorm1d(2, affine=False)
@@ -172,11 +170,11 @@ def stack_modules(modules: Iterable[nn.Module], *, params: bool = True, buffers:
 
     Args:
         modules: of one class and structure, in the same training mode; a list or `nn.ModuleList`.
-        params, buffers: which of the two to take.
+        params, buffers: False leaves them out.
 
     Returns:
-        New tensors, detached; of tied ones only the first name. `tdc.grad` takes them as they are;
-        `TensorDictParams` makes them parameters for `torch.optim`.
+        New tensors, detached; of tied ones only the first name. `tdc.grad` takes them; `TensorDictParams` makes them
+        parameters for `torch.optim`.
 
     Raises:
         DtypeError: no list.

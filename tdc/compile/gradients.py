@@ -214,13 +214,7 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 def permuted(values: list[Any], order: tuple[int, ...]) -> list[Any]:
     """Permute values."""
-    return values if is_sorted(order) else [values[i] for i in order]
-
-
-@constant
-def is_sorted(order: Sequence[int]) -> bool:
-    """True for the identity."""
-    return all([i == position for i, position in enumerate(order)])
+    return [values[i] for i in order]
 
 
 def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:

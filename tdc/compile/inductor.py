@@ -33,12 +33,12 @@ def backend(
     """Compile a graph with Inductor, for every length and not only those on this side of a threshold.
 
     Args:
-        graph, inputs: what Dynamo hands to a backend.
-        mode, options: as of `torch.compile`, which hands them on. `options={"activation_memory_budget": 0.5}` keeps
-            about half of the activations for a backward pass outside of the graph, and computes the others again.
+        graph, inputs: as Dynamo passes them to a backend.
+        mode, options: as of `torch.compile`. `options={"activation_memory_budget": 0.5}` keeps about half of the
+            activations for a backward pass outside of the graph, and computes the others again.
 
     Raises:
-        UnsupportedError: no such mode.
+        UnsupportedError: an unknown mode.
         ShapeError: a budget that is no number from 0 to 1.
 
     Compile:

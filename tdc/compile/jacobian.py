@@ -48,18 +48,18 @@ def jacrev(
 
     Args:
         fn: returns tensors or containers, or with `has_aux` a pair of them and anything.
-        argnums: which arguments; several give a tuple for each result.
-        chunk_size: so many elements of the result at a time, to save memory.
+        argnums: positions of arguments; several give a tuple for each result.
+        chunk_size: number of elements of the result at a time, to save memory.
 
     Returns:
         A function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
 
     Raises:
-        DtypeError: an argument or a result without anything to differentiate.
+        DtypeError: an argument or a result without floating-point tensors.
         UnsupportedError: both the result and the argument are ragged.
 
     Compile:
-        fullgraph (jacfwd from torch 2.13 on); under `vmap` one for each member.
+        fullgraph (jacfwd from torch 2.13 on), also under `vmap`.
 
     Example:
         >>> params = TensorDict({"w": torch.tensor([1.0, 2.0]), "step": torch.tensor(1)})

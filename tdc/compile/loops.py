@@ -88,23 +88,23 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
     """Walk along a dim of `xs`: `carry, y = combine_fn(carry, x)`, and all `y` stacked.
 
     Shapes:
-        xs: every tensor and TensorDict has T steps at `dim`; of a TensorDict `dim` counts batch dims. Results are
-        stacked along `dim`; a TensorDict `y` of batch size `[B]` comes out as `[T, B]`.
+        xs: every tensor and TensorDict has T steps at `dim`, counted on the batch dims of a TensorDict. Results are
+            stacked
+        along `dim`; a TensorDict `y` of batch size `[B]` becomes `[T, B]`.
 
     Args:
-        combine_fn: a pure function of carry and slice; it may close over anything, ragged batches too.
-        init: the carry to begin with, any pytree.
-        xs: what to walk along, a pytree of tensors and TensorDicts.
-        dim: the dim of the loops.
-        reverse: from the last step to the first; results lie where their step does.
+        combine_fn: a pure function of carry and slice; it may close over anything.
+        init: the first carry, any pytree.
+        xs: a pytree of tensors and TensorDicts.
+        reverse: walk from the last step to the first; results keep the place of their step.
 
     Returns:
         The last carry, and the stacked results.
 
     Raises:
         DtypeError: a leaf that is no tensor.
-        ShapeError: no steps, different numbers of them, or a dim that is not there.
-        StructureError: `combine_fn` does not return a pair, or changes the form of the carry; both forms are shown.
+        ShapeError: no steps, different numbers of them, or a missing dim.
+        StructureError: `combine_fn` does not return a pair, or changes the form of the carry.
         UnsupportedError: a ragged or padded batch in `xs` or among the results; the hint has the alternative.
 
     Compile:
@@ -252,14 +252,14 @@ def combined(combine_fn: Fn, a: Any, b: Any) -> Any:
 
 
 def scan_map(f: Fn, xs: Any, *args: Any) -> Any:
-    """`f(x, *args)` for each step along the first dim of `xs`, stacked: a loop, where `vmap` would need more memory.
+    """Stack `f(x, *args)` of each step along the first dim of `xs`: a loop, with less memory than `vmap`.
 
     Shapes:
         xs as for `scan` with `dim=0`.
 
     Args:
         f: a pure function of a slice; it may close over anything.
-        args: passed to each call as they are.
+        args: the same in each call.
 
     Raises:
         As `scan`.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tdc.compile._torch.tracing import at_trace_time, keep_activations, loop_operator
 from tdc.compile.carries import is_container
+from tdc.compile.gradients import with_leaves
 from tdc.compile.loss import not_zero
 from tdc.compile.upstream import traced
 from tdc.core import pytree
@@ -51,7 +52,7 @@ def mean_over_parts(of: Of, params: TensorDict, buffers: Any, batch: Any, count:
         hint = "accumulate=1, or larger batches"
         raise ShapeError(message(OP, f"a batch of at least {count} rows", f"{rows}", hint=hint))
     loops = traced() and not under_transform() and count >= LEAST and rows % count == 0
-    loops = loops and is_dense(batch, rows)
+    loops = loops and all([isinstance(x, Tensor) and x.ndim and x.shape[0] == rows for x in leaves_of(batch)])
     sums, metrics, buffers, total = (in_a_loop if loops else one_by_one)(of, params, buffers, batch, count)
     by = not_zero(total) if isinstance(total, Tensor) else rows
     grads = sums.apply_with_path(lambda p, g: (g / by).to(params[p].dtype))
@@ -83,7 +84,7 @@ def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) 
 
     def body(carry: list[list[Tensor]], slices: list[Tensor]) -> tuple[list[list[Tensor]], dict[str, Any]]:
         sums, held = carry
-        here = None if buffers is None else with_values(buffers, held)
+        here = None if buffers is None else with_leaves(buffers, held)
         grads, metrics, after, counted = of(params, here, pytree.tree_unflatten(slices, spec), True)
         by: Any = counted if isinstance(counted, Tensor) else size
         new = [a + (widened(g) * by).to(a.dtype) for a, g in zip(sums, grads._leaves.values(), strict=True)]
@@ -94,20 +95,9 @@ def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) 
 
     carry, terms = loop_operator("scan")(body, [list(zeros._leaves.values()), held], xs)
     metrics = TensorDict(terms["metrics"]).apply(lambda x: x.sum(0))
-    after = None if buffers is None else with_values(buffers, carry[1])
+    after = None if buffers is None else with_leaves(buffers, carry[1])
     total = terms["counts"][0].sum(0) if terms["counts"] else {}
-    return Gradients(with_values(zeros, carry[0]), metrics, after, total)
-
-
-def with_values(td: TensorDict, values: list[Tensor]) -> TensorDict:
-    """Replace the leaves of a TensorDict, in its order."""
-    leaves = {p: x for p, x in zip(list(td._leaves), values, strict=True)}
-    return build_td(leaves, td._nodes, td._size, td._device)
-
-
-def is_dense(batch: Any, rows: int) -> bool:
-    """True if all leaves are tensors with so many rows."""
-    return all([isinstance(x, Tensor) and x.ndim and x.shape[0] == rows for x in leaves_of(batch)])
+    return Gradients(with_leaves(zeros, carry[0]), metrics, after, total)
 
 
 def leaves_of(batch: Any) -> list[Any]:

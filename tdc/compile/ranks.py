@@ -84,7 +84,7 @@ def mean_over_ranks(found: Gradients, rows: Any, group: Any) -> Gradients:
         raise UnsupportedError(message(OP, "no vmap around a step with process_group=", "one", hint=hint))
     buffers = {"buffers": found.buffers} if isinstance(found.buffers, TensorDict) else {}
     whole = TensorDict({"grads": found.grads, "metrics": found.metrics, **buffers})
-    means = {path: x for path, x in whole._leaves.items() if is_inexact(x)}
+    means = {path: x for path, x in whole._leaves.items() if x.is_floating_point() or x.is_complex()}
     dtype = max([sum_dtype(x.dtype) for x in means.values()], key=lambda d: d.itemsize)
     first = next(iter(means.values()))
     weight = found.count if isinstance(found.count, Tensor) else torch.ones((), device=first.device) * rows
@@ -109,11 +109,6 @@ def all_summed(tensors: list[Tensor], group: Any) -> list[Tensor]:
     dist.all_reduce(flat, group=group)
     parts = flat.split([x.numel() for x in tensors])
     return [part.reshape(x.shape) for part, x in zip(parts, tensors, strict=True)]
-
-
-def is_inexact(x: Tensor) -> bool:
-    """True if a tensor is averaged."""
-    return x.is_floating_point() or x.is_complex()
 
 
 def parts_of(x: Tensor) -> Tensor:

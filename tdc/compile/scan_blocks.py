@@ -85,7 +85,7 @@ class BlockStack(nn.Module):
 
 
 def along(run: Callable[..., Any], x: Any, stacked: list[Tensor]) -> tuple[Any, list[Tensor]]:
-    """Compute `x, y = run(x, slices)` for all slices, by a loop of the graph or of Python; return the last x and stacked y."""
+    """Compute `x, y = run(x, slices)` for all slices, in a loop of the graph or of Python; return x and stacked y."""
     if traced() and not under_transform():
         return scan(run, x, stacked)
     found: list[list[Tensor]] = []
@@ -98,18 +98,18 @@ def along(run: Callable[..., Any], x: Any, stacked: list[Tensor]) -> tuple[Any, 
 def scan_blocks(
     module: Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], *, ignore: Collection[str] = ()
 ) -> Module:
-    """A module in which blocks of a kind that stand one behind the other in a list are one loop over them.
+    """Copy a module with consecutive blocks of a kind as one loop over them.
 
     Shapes:
         a parameter `(*S)` of K blocks becomes one of `(K, *S)`; its name has the position of the first, then `block`.
-        What goes into a block first has the form of what comes out of it; further arguments are the same for all.
+        The first input of a block has the form of its output; further arguments are the same for all.
 
     Args:
-        module: is left as it is. In its `nn.ModuleList`s and `nn.Sequential`s each run of two or more blocks becomes a
-            `BlockStack`, in copies; all other parameters and buffers are shared.
+        module: is left as it is. In copies of its `nn.ModuleList`s and `nn.Sequential`s each run of two or more blocks
+            becomes a `BlockStack`; all other parameters and buffers are shared.
         kind: a class of modules, or several.
-        ignore: names of attributes that blocks may differ in, since the result does not depend on them, such as the
-            "layer_idx" of models without a cache.
+        ignore: names of attributes without effect on results that blocks may differ in, such as the "layer_idx" of
+            models without a cache.
 
     Raises:
         DtypeError: no module; a kind that is no class of modules.
@@ -144,7 +144,7 @@ def scan_blocks(
 
 
 def unscan_blocks(module: Module) -> Module:
-    """The module that `scan_blocks` was given, with what the blocks learnt.
+    """Undo `scan_blocks`, with the trained weights of the blocks.
 
     Args:
         module: is left as it is. Parameters of the blocks are views of the stacked ones, all others are shared.

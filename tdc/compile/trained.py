@@ -191,7 +191,8 @@ def matched(module: nn.Module, known: Known) -> list[tuple[Tensor, Tensor]]:
     wrong |= dict.fromkeys(unused(known.values, names), "not in the module")
     hint = "load into a module made as the one that was trained"
     refuse_wrong(StructureError, LOAD, "the tensors that were trained", wrong, "that differ", hint)
-    elsewhere = {own.names[0]: describe(own.tensor) for own in owned if has_no_memory(own.tensor)}
+    bare = [own for own in owned if own.tensor.is_meta or hasattr(own.tensor, "device_mesh")]  # or a DTensor
+    elsewhere = {own.names[0]: describe(own.tensor) for own in bare}
     hint = "load into a copy of the net that is whole: net.to_empty(device='cpu'), before fully_shard"
     refuse_wrong(UnsupportedError, LOAD, "tensors with memory of their own", elsewhere, "others", hint)
     return pairs
@@ -201,11 +202,6 @@ def unused(values: dict[str, Tensor], names: set[str]) -> list[str]:
     """Names of values that have none of their names among the given ones."""
     arrived = {id(x) for name, x in values.items() if name in names}
     return [name for name, x in values.items() if id(x) not in arrived]
-
-
-def has_no_memory(x: Tensor) -> bool:
-    """True for tensors on the meta device and for DTensors, of which this process has a part."""
-    return x.is_meta or hasattr(x, "device_mesh")
 
 
 def filled(target: TensorDict, known: Known, size: torch.Size) -> TensorDict:

@@ -43,7 +43,7 @@ def vmap(
 
     Args:
         in_dims: one for all arguments, or a tuple with one for each: an int, None, a pytree of these, or for a
-            TensorDict a mapping of keys to them, or a TensorDict of ints (keys left out are not mapped).
+            TensorDict a mapping or TensorDict of keys to them (other keys are not mapped).
         out_dims: one for all results, or a tuple with one for each.
         randomness, chunk_size: as in `torch.vmap`.
 
@@ -51,7 +51,7 @@ def vmap(
         A function of the same arguments. A result that is None stays None.
 
     Raises:
-        ShapeError: a dim that is ragged, the batch dim of ragged rows, or not there.
+        ShapeError: a ragged or missing dim, or the batch dim of ragged rows.
         DtypeError: a result that is neither a tensor, nor a container, nor None.
 
     Compile:

@@ -43,7 +43,7 @@ def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 @optional("random numbers drawn once", lost="memory of checkpoints that draw random numbers", instead=nullcontext)
 def drawn_once(seeds: bool = False) -> AbstractContextManager[Any]:
-    """A context: graphs of whole steps keep random draws, with `seeds` (for Inductor) seeds alone, and recompute others."""
+    """A context: graphs of whole steps keep random draws, with `seeds` (for Inductor) seeds alone, and no others."""
     if not hasattr(find("torch._functorch.config"), NAME):  # before torch 2.13
         return nullcontext()
     again, seeding = find("torch._functorch.partitioners:must_recompute"), None

@@ -199,7 +199,7 @@ def different_zeros() -> Any:
 
 
 def has_branch_in_scan(graph: Any) -> bool:
-    """True if the body of a scan has a `cond`: torch merges equal zeros, and refuses a `cond` of one tensor twice (2.13)."""
+    """True if the body of a scan has a `cond`, which refuses the equal zeros that torch merges into one (2.13)."""
     bodies: list[Any] = []
     for part in graph.modules():
         scans = [node for node in nodes_of(part) if node.target is torch.ops.higher_order.scan]

@@ -46,14 +46,13 @@ def report(
     options: dict[str, Any] | None = None,
     repeats: int = 20,
 ) -> Report:
-    """Run a function over examples under `torch.compile`, and report what that did.
+    """Run a function over examples under `torch.compile`, and report graphs, compiles, kernels and times.
 
     Args:
-        fn: any function or module, compiled before or not; graph breaks are reported, not raised. It is called once for
-            each example, and then for measuring.
+        fn: any function or module, compiled before or not; graph breaks are reported, not raised.
         examples: a tuple of arguments each, or a single argument.
         backend, dynamic, mode, options: as of `torch.compile`; `tdc.compile.backend` by default.
-        repeats: calls timed of the last example, 2 seconds at most; 0 measures neither time nor memory.
+        repeats: timed calls of the last example, 2 seconds at most; 0 measures neither time nor memory.
 
     Returns:
         A `Report`. Kernels and bytes moved are those of Inductor, and empty or None with another backend.
@@ -61,11 +60,10 @@ def report(
     Raises:
         StructureError: no examples.
         DtypeError: `fn` cannot be called.
-        UnsupportedError: no such backend or mode.
+        UnsupportedError: an unknown backend or mode.
 
     Compile:
-        On CPU and CUDA. The code is generated anew, past Inductor's caches, so that it can be read; other compiled
-        functions and their graphs stay as they are.
+        On CPU and CUDA. Code is generated anew, past Inductor's caches; other compiled functions stay as they are.
 
     Example:
         >>> r = report(lambda x: x * 2, torch.ones(3), torch.ones(4), backend="eager")
