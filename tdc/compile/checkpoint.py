@@ -11,8 +11,8 @@ under a transform of `torch.func`, which refuses checkpoints, the function is ca
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -165,22 +165,15 @@ def copy_of(module: nn.Module) -> nn.Module:
 def as_now(eagerly: dict[str, Any]) -> dict[str, Any]:
     """Let modules have their present tensors when they run again: a training step restores theirs before gradients."""
     moment = held()
-    if moment is None:
+    if not moment:
         return eagerly
     make: Any = eagerly.get("context_fn", lambda: (nullcontext(), nullcontext()))
 
     def both() -> tuple[Any, Any]:
         first, again = make()
-        return first, nested(restored(moment), again)
+        return first, restored(moment, again)
 
     return {**eagerly, "context_fn": both}
-
-
-@contextmanager
-def nested(outer: Any, inner: Any) -> Iterator[None]:
-    """Two contexts, one in the other."""
-    with outer, inner:
-        yield
 
 
 def keeps_few(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -356,12 +356,7 @@ def differences(modules: list[nn.Module], parts: list[TensorDict], i: int) -> di
     return {where: f"{ours}, in module 0 {theirs}" for where, (ours, theirs) in found.items()}
 
 
-class Moment(NamedTuple):
-    """Tensors of modules at one moment: each store with its contents, and each module with its mode."""
-
-    params: list[tuple[dict[str, Any], dict[str, Any]]]
-    buffers: list[tuple[dict[str, Any], dict[str, Any]]]
-    modes: list[tuple[nn.Module, bool]]
+Moment = list[tuple[Store, dict[str, Any], bool]]  # of each store its tensors, and the mode of the module
 
 
 class Calls(threading.local):
@@ -384,40 +379,36 @@ def holding(module: nn.Module) -> Iterator[None]:
         CALLS.modules.pop()
 
 
-def held() -> Moment | None:
-    """Tensors that modules under `with_values` have now; None without any."""
-    found = [m for module in CALLS.modules for m in module.modules()]
-    return moment_of(found) if found else None
+def held() -> Moment:
+    """Tensors that modules under `with_values` have now."""
+    stores: list[Store] = []
+    for module in CALLS.modules:
+        find_stores(module, (), stores)
+    return moment_of(stores)
 
 
-def moment_of(modules: list[nn.Module]) -> Moment:
+def moment_of(stores: list[Store]) -> Moment:
     """Tensors and modes of modules now."""
-    params, buffers = [[(x, dict(x)) for x in stores] for stores in zip(*[stores_of(m) for m in modules], strict=True)]
-    return Moment(params, buffers, [(m, m.training) for m in modules])
-
-
-def stores_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Stores of parameters and of buffers."""
-    return module._parameters, module._buffers
+    return [(s, dict(s.tensors), s.module.training) for s in stores]
 
 
 @contextmanager
-def restored(moment: Moment) -> Iterator[None]:
-    """A context in which modules have the tensors of a moment, with copies of buffers."""
-    before = moment_of([m for m, _ in moment.modes])
-    copies = {id(x): x.clone() for _, here in moment.buffers for x in here.values() if x is not None}
-    buffers = [(store, {k: copies.get(id(x)) for k, x in here.items()}) for store, here in moment.buffers]
+def restored(moment: Moment, inner: Any) -> Iterator[None]:
+    """A context in which modules have the tensors of a moment, with copies of buffers, and in it another one."""
+    before = moment_of([s for s, *_ in moment])
+    buffers = [x for s, tensors, _ in moment if s.is_buffer for x in tensors.values() if x is not None]
+    copies = {id(x): x.clone() for x in buffers}
     try:
-        put(moment._replace(buffers=buffers))
-        yield
+        put([(s, {k: copies.get(id(x), x) for k, x in tensors.items()}, mode) for s, tensors, mode in moment])
+        with inner:
+            yield
     finally:
         put(before)
 
 
 def put(moment: Moment) -> None:
     """Give modules the tensors of a moment."""
-    for store, here in (*moment.params, *moment.buffers):
-        store.clear()
-        store.update(here)
-    for module, mode in moment.modes:
-        module.training = mode
+    for s, tensors, mode in moment:
+        s.tensors.clear()
+        s.tensors.update(tensors)
+        s.module.training = mode

@@ -21,8 +21,7 @@ from torch import Tensor
 from tdc.compile import train_state
 from tdc.compile.gradients import loss_and_gradients
 from tdc.compile.loss import Functional, OfModule, read_result
-from tdc.compile.micro_batches import Gradients, first_size, leaves_of, mean_over_parts
-from tdc.compile.ranks import mean_over_ranks, summed
+from tdc.compile.micro_batches import Gradients, first_size, leaves_of, mean_over_parts, mean_over_ranks, summed
 from tdc.compile.train_metrics import global_norm, metrics_of, rate_of
 from tdc.compile.train_state import advanced, chosen, next_scale, next_state, unscaled
 from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
