@@ -147,6 +147,7 @@ def weighted(x: Tensor, rows: Any) -> Tensor:
 
 # -- ranks
 
+
 def check_group(group: Any, net: Any) -> None:
     """Refuse other objects than a process group, and modules that exchange gradients by hooks, which a step skips."""
     modules = net.named_modules() if isinstance(net, nn.Module) else ()

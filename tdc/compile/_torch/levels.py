@@ -29,6 +29,10 @@ from tdc.core.errors import UnsupportedError, message, refusing
 from tdc.core.private import find, find_or, nothing, optional
 from tdc.core.torch_functions import fused_cpu_forward
 
+NESTING = ("_vmap_increment_nesting", "_vmap_decrement_nesting")
+KEY = "FuncTorchBatchedDecomposition"  # under which vmap looks for decompositions
+RULES: list[Any] = []  # registrations, which end with their last reference
+
 
 def level_part(path: str) -> Any:
     """Find a function of torch's vmap; where it is gone, code that needs it is refused."""
@@ -71,8 +75,7 @@ def mapped(x: Tensor, level: int) -> Tensor:
     return found
 
 
-KEY = "FuncTorchBatchedDecomposition"  # where vmap looks for what an operation is made of
-RULES: list[Any] = []  # the registrations, which end where nobody holds them
+# -- rules
 
 
 def lstm_cell(
@@ -169,7 +172,7 @@ def register_rules() -> None:
         RULES.append(rules)
 
 
-NESTING = ("_vmap_increment_nesting", "_vmap_decrement_nesting")
+# -- levels by hand
 
 
 def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> tuple[list[Any], list[bool]]:

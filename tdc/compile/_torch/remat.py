@@ -43,7 +43,7 @@ def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 @optional("random numbers drawn once", lost="memory of checkpoints that draw random numbers", instead=nullcontext)
 def drawn_once(seeds: bool = False) -> AbstractContextManager[Any]:
-    """A context: graphs of whole steps keep random draws, with `seeds` (for Inductor) seeds alone, and no others."""
+    """A context: graphs of whole steps keep random draws (with `seeds`, for Inductor, seeds alone), and no others."""
     if not hasattr(find("torch._functorch.config"), NAME):  # before torch 2.13
         return nullcontext()
     again, seeding = find("torch._functorch.partitioners:must_recompute"), None
@@ -75,6 +75,8 @@ def calls(module: GraphModule) -> list[torch.fx.Node]:
     """The nodes of a graph that call an operation."""
     return [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
 
+
+# -- the memory of the host
 
 LIBRARY.define("to_host(Tensor x) -> Tensor")
 LIBRARY.define("from_host(Tensor x, Device device) -> Tensor")

@@ -31,7 +31,8 @@ from tdc.compile._torch.symbolic import same_size, same_strides
 from tdc.core.private import find, optional
 
 SCANS = "loops over flips run backwards"
-OPS, LOOP = torch.ops.aten, torch.ops.higher_order.while_loop
+OPS, SCAN, LOOP = torch.ops.aten, torch.ops.higher_order.scan, torch.ops.higher_order.while_loop
+PRODUCTS = (OPS.mm.default, OPS.addmm.default, OPS.bmm.default, OPS.baddbmm.default)
 FLIPS = (torch.ops.prims.rev.default, OPS.flip.default)
 ORDERS: dict[Any, Callable[[Any, Any], Any]] = {OPS.lt.Scalar: operator.lt, OPS.ge.Scalar: operator.ge}
 COMPARISONS = (operator.ge, operator.le, operator.lt)  # of assertions
@@ -227,9 +228,7 @@ def is_call(x: Any, op: Any) -> bool:
     return isinstance(x, Node) and x.op == "call_function" and x.target is op
 
 
-OPS = torch.ops.aten
-PRODUCTS = (OPS.mm.default, OPS.addmm.default, OPS.bmm.default, OPS.baddbmm.default)
-SCAN = torch.ops.higher_order.scan
+# -- copies
 
 
 def without_copies(module: Any) -> None:

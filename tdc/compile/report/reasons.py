@@ -57,6 +57,11 @@ NAMES = (
     (r"\._(values|data|lengths)\b", r".\1"),
     (r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)"),
 )
+DEFINED = r"(?m)^(\w+) = async_compile\.(\w+)\("
+EXTERN = r"(?<![\w.'\"])(extern_kernels\.\w+|torch\.ops\.(?!inductor)\w+\.\w+(?:\.\w+)?)\("
+STAGE = r"# AOT ID: \['\d+_(\w+)'\]"
+LANGUAGES = {"cpp_pybinding": "C++", "cpp": "C++", "triton": "Triton"}
+NUMBER = r"_\d+$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +161,7 @@ def break_of(payload: str) -> Break:
     return Break(f"{first}: {explanation}" if explanation else first, where, hint)
 
 
-DEFINED = r"(?m)^(\w+) = async_compile\.(\w+)\("
-EXTERN = r"(?<![\w.'\"])(extern_kernels\.\w+|torch\.ops\.(?!inductor)\w+\.\w+(?:\.\w+)?)\("
-STAGE = r"# AOT ID: \['\d+_(\w+)'\]"
-LANGUAGES = {"cpp_pybinding": "C++", "cpp": "C++", "triton": "Triton"}
-NUMBER = r"_\d+$"
+# -- kernels
 
 
 @dataclass(frozen=True, slots=True)
