@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from tdc.compile.flat import Bounds, Input, Output, Size, from_json, to_json
-from tdc.compile.mismatch import Mismatch, same_layout
+from tdc.compile.mismatch import Mismatch, fits, same_layout
 from tdc.core import pytree
 from tdc.core.errors import FormatError, StructureError, TdcError, message
 
@@ -87,35 +87,19 @@ class Signature:
 
     def _accepts(self, leaves: list[Any]) -> bool:
         """True if leaves of the right structure have the right dtypes and sizes."""
-        known: list[Any] = [None] * len(self.dims)
-        for x, (dtype, device, sizes, value) in zip(leaves, self._quick, strict=True):
-            if dtype is None:
-                if type(x) is not type(value) or x != value:
+        known: dict[str, Any] = {}
+        for x, want in zip(leaves, self.inputs, strict=True):
+            if want.dtype is None:
+                if type(x) is not type(want.value) or x != want.value:
                     return False
                 continue
-            if not isinstance(x, Tensor) or x.dtype is not dtype or x.device.type != device or x.ndim != len(sizes):
+            if not fits(want, x):
                 return False
-            for n, (dim, plus) in zip(x.shape, sizes, strict=True):
-                if dim is None:
-                    if n != plus:
-                        return False
-                elif known[dim] is None:
-                    known[dim] = n - plus
-                elif known[dim] != n - plus:
+            for n, size in zip(x.shape, want.sizes, strict=True):
+                if isinstance(size, Size) and known.setdefault(size.name, n - size.plus) != n - size.plus:
                     return False
-        for n, bounds in zip(known, self.dims.values(), strict=True):
-            if n is not None and not bounds.allow(n):
-                return False
-        return all([self.dims[name].allow(longest(leaves[i])) for i, name in self.read])
-
-    @cached_property
-    def _quick(self) -> list[tuple[Any, ...]]:
-        """For each input dtype, device type, sizes as (number of the dim, plus) or (None, size), and constant."""
-        numbers = {name: i for i, name in enumerate(self.dims)}
-        sizes = [
-            [(numbers[s.name], s.plus) if isinstance(s, Size) else (None, s) for s in e.sizes] for e in self.inputs
-        ]
-        return [(e.dtype, e.device, s, e.value) for e, s in zip(self.inputs, sizes, strict=True)]
+        known_fit = all([self.dims[name].allow(n) for name, n in known.items()])
+        return known_fit and all([self.dims[name].allow(longest(leaves[i])) for i, name in self.read])
 
     @cached_property
     def _form(self) -> Any:
