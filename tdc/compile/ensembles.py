@@ -68,12 +68,7 @@ def ensemble(
     Source:
         torch's tutorial on model ensembling; `torch.func.stack_module_state`.
     """
-    if not isinstance(params, TensorDict):
-        hint = "tdc.ensemble(net, tdc.stack_modules([net, other]))"
-        raise DtypeError(message("ensemble", "params as a TensorDict", describe(params), hint=hint))
-    if not params.batch_size:
-        hint = "tdc.stack_modules([net, other]), or torch.stack of such TensorDicts"
-        raise ShapeError(message("ensemble", "params with a batch dim of members", "batch_size=[]", hint=hint))
+    check_stacked(params)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         dims = one_for_each("ensemble", in_dims, args)
@@ -116,3 +111,13 @@ def one_by_one(
         parts = [x if d is None else torch.select(x, d, k) for x, d in zip(args, dims, strict=True)]
         found.append(one(params[k], *parts))
     return pytree.tree_map(lambda *xs: None if xs[0] is None else torch.stack(xs), *found, is_leaf=is_ragged)
+
+
+def check_stacked(params: Any) -> None:
+    """Refuse params without a batch dim."""
+    if not isinstance(params, TensorDict):
+        hint = "tdc.ensemble(net, tdc.stack_modules([net, other]))"
+        raise DtypeError(message("ensemble", "params as a TensorDict", describe(params), hint=hint))
+    if not params.batch_size:
+        hint = "tdc.stack_modules([net, other]), or torch.stack of such TensorDicts"
+        raise ShapeError(message("ensemble", "params with a batch dim of members", "batch_size=[]", hint=hint))

@@ -104,8 +104,7 @@ def train_step(
         average: `tdc.optim.ema(0.999)` keeps a mean of the parameters in the state, for `step.eval`.
         process_group: of `torch.distributed`; each process gives its part of the batch.
         donate: write the new state into the memory of the old one and return it; `state.clone()` keeps a copy.
-        compile: False runs eagerly.
-        backend, mode, options, dynamic: as of `torch.compile`.
+        compile, backend, mode, options, dynamic: as of `torch.compile`; `compile=False` runs eagerly.
 
     Raises:
         DtypeError, StructureError, ShapeError, UnsupportedError: invalid arguments.
