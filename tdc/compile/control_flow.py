@@ -123,7 +123,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
     tensors, form = split("while_loop", "the carry", carry, numbers=False)
     if not traced():
         if not checked("while_loop", cond_fn(*carry)):
-            return form.join([x.clone() for x in tensors])  # no result is an input: who writes to one changes no other
+            return form.join([x.clone() for x in tensors])  # no result is an input
         carry = after_body(carry, body_fn(*carry))
         while checked("while_loop", cond_fn(*carry)):
             carry = after_body(carry, body_fn(*carry))

@@ -97,13 +97,13 @@ def declared(arguments: Mapping[str, Any], dynamic: Any) -> list[Entry]:
 
 
 class Reader:
-    """Reads declarations, and keeps what is wrong with them until all are read."""
+    """Read declarations; collect errors until all are read."""
 
     def __init__(self) -> None:
         self.wrong: dict[type[TdcError], dict[str, str]] = {error: {} for error, *_ in WRONG}
 
     def report(self) -> None:
-        """Raise what was wrong, if anything was."""
+        """Raise the first kind of error, if there is any."""
         for error, expected, which, hint in WRONG:
             refuse_wrong(error, OP, expected, self.wrong[error], which, hint)
 
@@ -235,7 +235,7 @@ class Reader:
         return [Entry(f"{name}.data", name, x.data, tuple(sizes)), lengths]
 
     def lengths(self, spec: Any, sizes: list[Any], path: Keys) -> list[Any]:
-        """How the ragged dims vary."""
+        """Ragged dims."""
         words = ["length", *[f"length {i}" for i in range(1, len(sizes))]]
         return self.several(spec, sizes, words, path, f"{len(sizes)} ragged ones")
 

@@ -234,7 +234,7 @@ def collect(
 
 
 class Store(NamedTuple):
-    """Where a module keeps its parameters, or its buffers."""
+    """Store of the parameters of a module, or of its buffers."""
 
     prefix: KeyPath
     tensors: dict[str, Any]
@@ -339,7 +339,7 @@ def nearest(path: KeyPath, known: Tensors) -> str:
 
 
 def differences(modules: list[nn.Module], parts: list[TensorDict], i: int) -> dict[str, str]:
-    """Where module i differs from the first, `{where: how}`."""
+    """Differences of module i from the first, `{where: how}`."""
     first, other = [dict(m.named_modules(remove_duplicate=False)) for m in (modules[0], modules[i])]
     found: dict[str, list[str]] = {}
     for name in [*first, *[n for n in other if n not in first]]:

@@ -149,7 +149,7 @@ class Step:
             return self.loss.call(fn, params, buffers, batch, training)
 
     def check(self, state: Any, batch: Any) -> None:
-        """Refuse what is no state of this step, or no batch."""
+        """Refuse another state than one of this step, and a missing batch."""
         if not isinstance(state, TensorDict):
             raise DtypeError(message(OP, "a state made by init", describe(state), hint="state = step.init(net)"))
         nodes = ["params", "optimizer", *["scaler"] * self.scales, *["average"] * (self.average is not None)]

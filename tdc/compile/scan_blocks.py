@@ -80,7 +80,7 @@ class BlockStack(nn.Module):
         return [remade(self.block, lambda path, x, i=i: x.detach()[i]) for i in range(self.number)]
 
     def extra_repr(self) -> str:
-        """How many blocks."""
+        """Number of blocks."""
         return f"{self.number} blocks"
 
 
@@ -237,7 +237,7 @@ def check_alike(blocks: list[nn.Module], ignore: tuple[str, ...], uses: Mapping[
 
 
 def differences(first: nn.Module, other: nn.Module, ignore: tuple[str, ...]) -> dict[str, str]:
-    """Where attributes of a block, and of the modules in it, differ from those of the first, `{where: how}`."""
+    """Differences of attributes of a block, and of the modules in it, from those of the first, `{where: how}`."""
     found: dict[str, str] = {}
     theirs = dict(first.named_modules())
     for name, module in other.named_modules():

@@ -32,7 +32,7 @@ def take_artifacts(data: bytes) -> bool:
 
 
 def folder() -> Path:
-    """Where Inductor keeps its files."""
+    """Folder of Inductor's files."""
     return Path(find("torch._inductor.runtime.cache_dir_utils:cache_dir")())
 
 

@@ -1,4 +1,4 @@
-"""True for traced code that may run on any finite values: it neither fails nor has a derivative that is not finite.
+"""Total code: traced code that runs on any finite values without an error, and with a finite derivative.
 
 Code for inactive examples must not run on values it was not written for, else errors, and NaN in gradients, come from
 there. Most code is `total`: additions, products, indices that are numbers; it needs no `cond` around it.

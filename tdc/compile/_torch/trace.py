@@ -53,7 +53,7 @@ def listening() -> Iterator[list[Event]]:
     with ExitStack() as stack:
         stack.enter_context(uncached())
         stack.enter_context(handled(logging.getLogger("torch.__trace"), listener, logging.DEBUG))
-        # Inductor counts the bytes that kernels touch only for a log that somebody reads
+        # Inductor counts the bytes that kernels touch only for a log with a handler
         metrics = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
         stack.enter_context(handled(metrics, logging.NullHandler(), logging.INFO))
         yield listener.events
