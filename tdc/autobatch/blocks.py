@@ -14,8 +14,7 @@ from torch import Tensor
 from tdc.autobatch.ragged_example import DETACHED, RaggedExample
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import LEAVES, NUMBER_ASKED, NUMBERS, Lane, flatten, is_lane, lane_of, unflatten
-from tdc.compile._torch.lanes import map_lanes
-from tdc.compile._torch.levels import current_level
+from tdc.compile._torch.levels import current_level, map_lanes
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import is_batched
 from tdc.core.errors import UnsupportedError, message
