@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from tdc.core.entries import NEW_DIM
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc.core.keys import show
 from tdc.ragged.masked import MaskedBatch
-from tdc.tensordict.indexing import Numbers, batch_index, is_number, normal_index, on_device
+from tdc.tensordict.indexing import Numbers, batch_index, is_number, normal_index, with_numbers
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict, index_size
 
@@ -46,9 +47,9 @@ def copy_(dst: Any, src: Any, index: Any = None) -> Any:
     if not is_tensordict(dst):
         write(dst, src, numbers_of(dst, index))
         return dst
-    size = dst.batch_size if index is None else index_size(dst, index)
-    if index is not None:
-        index = normal_index(dst, index)
+    size = dst.batch_size
+    if not isinstance(index, NEW_DIM):  # a question by `is` would make constants of numbers in a slice
+        size, index = index_size(dst, index), normal_index(dst, index)
     if not is_tensordict(src) and not isinstance(src, Mapping):
         if not isinstance(src, (int, float, complex)):
             got, hint = describe(src), "td.apply(lambda leaf: ...) to choose a value for each leaf"
@@ -75,7 +76,7 @@ def numbers_of(dst: Any, index: Any) -> Any:
     parts = index if type(index) is tuple else (index,)
     if not isinstance(dst, (Tensor, MaskedBatch)) or not any([is_number(part) for part in parts]):
         return index
-    return on_device(batch_index(parts, dst.shape))
+    return with_numbers(batch_index(parts, dst.shape))
 
 
 def fit(dst: TensorDict, src: TensorDict, outer: int, inner: int) -> None:
@@ -98,7 +99,7 @@ def write(dst: Any, src: Any, index: Any) -> None:
     elif isinstance(dst, Tensor) and type(index) is Numbers:
         index.write(dst, src)
     elif isinstance(dst, Tensor):
-        dst[() if index is None else index] = src.to(dst.dtype) if isinstance(src, Tensor) else src
+        dst[() if isinstance(index, NEW_DIM) else index] = src.to(dst.dtype) if isinstance(src, Tensor) else src
     else:
         got, hint = describe(dst), "pad it with to_padded(), or td.set a new one"
         raise UnsupportedError(message("copy_", "tensors or padded batches of the same kind", got, hint=hint))

@@ -63,9 +63,12 @@ def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor
     """Whole numbers or a mask as a tensor; None where it is neither."""
     if isinstance(index, (bool, Container)):
         return None
+    given: Any = index
     try:
-        empty = isinstance(index, (list, tuple)) and len(index) == 0
-        found = torch.as_tensor(index, dtype=torch.int64 if empty else None, device=device)
+        if isinstance(index, (list, tuple)):  # `torch.as_tensor` would make constants of numbers in a graph
+            found = torch.tensor(given, dtype=None if given else torch.int64, device=device)
+        else:
+            found = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
         return None
     return None if found.is_floating_point() or found.is_complex() else found

@@ -3,8 +3,8 @@
 Ragged leaves that share a structure share the new one, too: what depends on the structure alone is done once, and later
 operations see without a comparison that operands fit.
 
-A whole number in a tensor, such as the position of a replay buffer, stays on its device. torch would read it on the
-host, which a graph cannot do; it is looked up as an index vector of length 1.
+A number beside other entries is taken by `select`: in a tuple, torch would make a constant of a graph of it. A number
+in a tensor, such as the position of a replay buffer, stays on its device, as an index vector of length 1.
 
 Invariant: an index reaches batch dims only.
 """
@@ -12,7 +12,7 @@ Invariant: an index reaches batch dims only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,39 +33,44 @@ from tdc.core.errors import (
 from tdc.core.keys import is_key, show
 from tdc.tensordict.storage import Leaves
 
-Known = tuple[Any, Callable[[Any], Any], Any]  # a ragged leaf, what indexes all of its structure, and its result
+Known = tuple[Any, Callable[[Any], Any] | None, Any]  # a ragged leaf, what picks rows of its structure, and its result
 
 
-class Numbers(NamedTuple):
-    """An index with numbers in tensors.
+class Numbers:  # no constructor: Dynamo makes constants of numbers in the slices that are its arguments
+    """An index with numbers.
 
     Attributes:
-        dims: the dims that the numbers index.
-        vectors: each number as a vector of length 1.
+        selects: dim and number of each Python number, last dims first.
+        dims: the dims that numbers in tensors index, once the others are selected.
+        vectors: each number in a tensor as a vector of length 1.
         rest: the index of the other dims.
         given: the index as it was.
     """
 
+    selects: list[tuple[int, int]]
     dims: tuple[int, ...]
     vectors: tuple[Tensor, ...]
     rest: tuple[Any, ...]
     given: Any
 
     def front(self, x: Tensor) -> Tensor:
-        """A view with the dims of the numbers first."""
+        """A view without the dims of Python numbers, and with the dims of numbers in tensors first."""
+        for d, i in self.selects:
+            x = x.select(d, i)
         first = tuple(range(len(self.dims)))
         return x if self.dims == first else x.movedim(self.dims, first)
 
     def read(self, x: Tensor) -> Tensor:
-        """`x[given]`, a copy."""
-        y = self.front(x)[self.vectors].squeeze(0)
-        return y[self.rest] if self.rest else y
+        """`x[given]`: a copy where there are numbers in tensors."""
+        y = self.front(x)
+        y = y[self.vectors].squeeze(0) if self.dims else y
+        return y[self.rest] if len(self.rest) else y
 
     def write(self, x: Tensor, value: Any) -> None:
         """`x[given] = value`."""
         view = self.front(x)
         value = value.to(x.device, x.dtype) if isinstance(value, Tensor) else value
-        if any([isinstance(part, Tensor) for part in self.rest]):  # torch would pair it with the vectors
+        if self.dims and any([isinstance(part, Tensor) for part in self.rest]):  # torch would pair it with the vectors
             part = view[self.vectors].squeeze(0)
             part[self.rest] = value
             view[self.vectors] = part
@@ -74,23 +79,32 @@ class Numbers(NamedTuple):
 
 
 def is_number(part: Any) -> bool:
-    """Whether an entry of an index is a whole number in a tensor."""
+    """True for a whole number in a tensor."""
     return isinstance(part, Tensor) and part.ndim == 0 and not (part.dtype == torch.bool or part.is_floating_point())
 
 
-def on_device(idx: Any) -> Any:
-    """An index without `...`; as `Numbers` where such are in it."""
-    parts = entries_of(idx)
-    if not any([is_number(part) for part in parts]):
-        return idx
+def with_numbers(idx: Any) -> Any:
+    """An index without `...` as `Numbers` where such are in it."""
+    selects: list[tuple[int, int]] = []
     dims: list[int] = []
+    vectors: list[Tensor] = []
+    rest: list[Any] = []
     at = 0
-    for part in parts:
-        if is_number(part):
-            dims.append(at)
+    for part in entries_of(idx):
+        if isinstance(part, int) and not isinstance(part, bool):
+            selects.append((at, part))
+        elif is_number(part):
+            dims.append(at - len(selects))
+            vectors.append(part.to(torch.int64).view(1))
+        else:
+            rest.append(part)
         at += consumed(part)
-    vectors = tuple([part.to(torch.int64).view(1) for part in parts if is_number(part)])
-    return Numbers(tuple(dims), vectors, tuple([part for part in parts if not is_number(part)]), idx)
+    if not dims and not (isinstance(idx, tuple) and selects):
+        return idx
+    out = Numbers()
+    out.selects, out.dims, out.vectors = selects[::-1], tuple(dims), tuple(vectors)
+    out.rest, out.given = tuple(rest), idx
+    return out
 
 
 def at(x: Tensor, idx: Any) -> Tensor:
@@ -100,18 +114,23 @@ def at(x: Tensor, idx: Any) -> Tensor:
 
 def normal_index(td: Any, idx: Any) -> Any:
     """An index as every leaf takes it: it reaches batch dims only."""
-    found: Any = idx
+    given: Any = idx
     if isinstance(idx, Container) and idx._picker is not None:
         hint = "F.embedding(ids, table) looks rows of a table up; td[mask] takes a mask over batch dims"
         raise IndexingError(message("index", "an index of batch dims", describe_index(idx), hint=hint))
-    if type(idx) is list:
-        try:
-            found = torch.as_tensor(found, dtype=None if found else torch.int64, device=td._device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise misfit(found, td._size, error) from None
+    try:
+        parts = [vector_of(i, td._device) if isinstance(i, list) else i for i in entries_of(given)]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise misfit(idx, td._size, error) from None
+    found: Any = tuple(parts) if type(idx) is tuple else parts[0]
     if type(found) is tuple or is_mask(found):
         found = batch_index(entries_of(found), td._size)
-    return on_device(found) if type(found) is tuple or isinstance(found, Tensor) else found
+    return with_numbers(found) if type(found) is tuple or isinstance(found, Tensor) else found
+
+
+def vector_of(items: list[Any], device: torch.device | None) -> Tensor:
+    """A list as an index vector or a mask. `torch.as_tensor` would make constants of numbers in a graph."""
+    return torch.tensor(items, dtype=None if items else torch.int64, device=device)
 
 
 def indexed(leaves: Leaves, idx: Any) -> Leaves:
@@ -151,10 +170,10 @@ def picked(x: Any, idx: Any, known: list[Known]) -> Any:
         return x[idx]
     for other, pick, first in known:
         if type(x) is type(other) and x._same_structure(other):
-            y = pick(x)
+            y = x[idx] if pick is None else pick(x)
             return y if isinstance(y, Tensor) else y._with_structure_of(first)
     pick = x._picker(idx)
-    y = pick(x)
+    y = x[idx] if pick is None else pick(x)
     known.append((x, pick, y))
     return y
 

@@ -206,7 +206,7 @@ class TensorDict(Operations):
             except KeyError:
                 return self._at(key)
             return leaf if type(leaf) is not Leaf else leaf._value
-        if type(key) is tuple and key and type(path[0]) is str:
+        if type(key) is tuple and len(key) and type(path[0]) is str:
             if len(path) == 1:
                 return self[path[0]]
             try:
