@@ -27,6 +27,7 @@ from tdc.data.chunks import check_out, chunks_of, joined, write
 from tdc.data.epochs import SEEDS
 from tdc.data.executors import Work, check_executor
 from tdc.data.progress import check_progress, shown
+from tdc.tensordict.methods import register
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
@@ -205,15 +206,5 @@ def check_workers(num_workers: Any, executor: Any) -> None:
             raise ShapeError(message("map", "an executor or num_workers", "both", hint=hint))
 
 
-def map_of(td: TensorDict, fn: Callable[..., Any], dim: int = 0, **kwargs: Any) -> Any:
-    """`tdc.map(fn, td, dim, ...)`: `fn` of parts along a batch dim, joined."""
-    return map(fn, td, dim, **kwargs)
-
-
-def map_iter_of(td: TensorDict, fn: Callable[..., Any], dim: int = 0, **kwargs: Any) -> Iterator[Any]:
-    """`tdc.data.map_iter(fn, td, dim, ...)`: results of `fn` for parts along a batch dim, one after another."""
-    return map_iter(fn, td, dim, **kwargs)
-
-
-setattr(TensorDict, "map", map_of)  # noqa: B010  # its class lies in a room below this one
-setattr(TensorDict, "map_iter", map_iter_of)  # noqa: B010
+register("map", map)
+register("map_iter", map_iter)

@@ -17,7 +17,6 @@ Invariant: what is unpickled has the content that was pickled, or there is a For
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -35,6 +34,7 @@ from tdc.io.manifest import parse, stored
 from tdc.io.origin import Origin, Source, is_written, origin_of
 from tdc.layout.structure import Structure
 from tdc.ragged.storage import BATCHES
+from tdc.tensordict.methods import register
 from tdc.tensordict.nodes import Nodes
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -198,12 +198,6 @@ def goes_whole(leaves: Iterable[Any]) -> bool:
     return all([origin_of(x) is None for x in storages.values()])
 
 
-def deep_copied(td: TensorDict, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` makes of a TensorDict: leaves in memory of their own."""
-    make, args = td.__reduce__()
-    return make(*copy.deepcopy(args, memo))
-
-
 def reopened(leaves: dict[Any, Any], nodes: Nodes, size: Any, device: Any) -> TensorDict:
     """The TensorDict of a pickle, its leaves mapped again.
 
@@ -338,5 +332,4 @@ def parts_of(x: Any) -> list[Any]:
     return list(x.parts.values()) if type(x) is Apart else [x]
 
 
-setattr(TensorDict, "__reduce_ex__", reduced)  # noqa: B010  # its class lies in a room below this one
-setattr(TensorDict, "__deepcopy__", deep_copied)  # noqa: B010
+register("reduce", reduced)

@@ -25,6 +25,7 @@ from tdc.io.leaves import described
 from tdc.io.load import check_mode, load
 from tdc.io.manifest import Node, Table, dump
 from tdc.io.publish import path_text, staged
+from tdc.tensordict.methods import register
 from tdc.tensordict.nodes import Typed
 from tdc.tensordict.tensordict import TensorDict
 
@@ -143,25 +144,8 @@ def memmap_empty(
     return load(path, mode="r+", classes=classes_of(td))
 
 
-def memmap(
-    td: TensorDict, path: PathLike, *, mode: Literal["r", "r+"] = "r", overwrite: bool = False, sync: bool = True
-) -> TensorDict:
-    """The same TensorDict with its leaves on disk: `tdc.io.save`, then `tdc.io.load`. A tensorclass stays one.
-
-    Args:
-        path, overwrite, sync: as of `tdc.io.save`.
-        mode: as of `tdc.io.load`; "r+" for leaves whose memory is that of the files.
-
-    Raises:
-        as `tdc.io.save`.
-
-    Example:
-        >>> import tempfile, torch
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     td = TensorDict({"x": torch.zeros(3)}, [3]).memmap(f"{folder}/store")
-        ...     print(td["x"], load(f"{folder}/store").keys())
-        tensor([0., 0., 0.]) ('x',)
-    """
+def memmap(td: TensorDict, path: PathLike, mode: Literal["r", "r+"], overwrite: bool, sync: bool) -> TensorDict:
+    """`td.memmap(path)`."""
     check_mode("memmap", mode)
     save_as("memmap", td, path, overwrite, sync, False)
     return load(path, mode=mode, classes=classes_of(td))
@@ -184,4 +168,4 @@ def classes_of(td: TensorDict) -> list[type]:
     return list(dict.fromkeys([entry.cls for entry in td._nodes.values() if type(entry) is Typed]))
 
 
-setattr(TensorDict, "memmap", memmap)  # noqa: B010  # its class lies in a room below this one
+register("memmap", memmap)

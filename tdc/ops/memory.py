@@ -22,25 +22,14 @@ from tdc.core.one_storage import copies, is_plain, shared_buffer
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.tensordict.methods import register
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Replaced = dict[int, Tensor]  # by the identity of the old tensor
 
 
 def share_memory(td: TensorDict) -> TensorDict:
-    """The same in memory that other processes see, all tensors in one storage; those that are there already stay.
-
-    Sent to another process, through a queue or as an argument, it costs as much as one tensor, and what either process
-    writes there with `tdc.copy_` the other one sees. Leaves keep whether they require a gradient.
-
-    Raises:
-        UnsupportedError: sparse tensors, and those without content; all are named.
-
-    Example:
-        >>> td = TensorDict({"x": torch.zeros(3), "y": torch.ones(3, 2)}, [3]).share_memory()
-        >>> td["x"].is_shared(), td["x"].untyped_storage().data_ptr() == td["y"].untyped_storage().data_ptr()
-        (True, True)
-    """
+    """`td.share_memory()`."""
     expect("share_memory", td, TensorDict)
     return in_one_buffer("share_memory", td, lambda x: not x.is_shared(), shared_buffer, other_shared)
 
@@ -127,5 +116,5 @@ def replaced(leaf: Any, new: Replaced, structures: dict[int, Structure]) -> Any:
     return build_nested(structures[id(s)], new[id(leaf.values)])
 
 
-for _method in (share_memory, pin_memory):
-    setattr(TensorDict, _method.__name__, _method)
+register("share_memory", share_memory)
+register("pin_memory", pin_memory)

@@ -31,6 +31,7 @@ from tdc.core.keys import as_path, missing_key, show
 from tdc.core.typing import KeyPath, OpName
 from tdc.tensordict.indexing import Numbers
 from tdc.tensordict.leaf import Leaf, unwrap, wrap_leaf
+from tdc.tensordict.methods import register
 from tdc.tensordict.nodes import extra_of
 from tdc.tensordict.paths import join
 from tdc.tensordict.tensordict import TensorDict, build_td, index, normal_index
@@ -104,11 +105,6 @@ class At(Frozen):
         positions = positions_at(self._td, self._index, "clip", "at.apply")
         found = index(TensorDict.reshape(self._td, -1), positions)
         return self.set(found.apply(fn), mode=mode)
-
-
-def at_of(td: TensorDict) -> At:
-    """`td.at`. Dynamo (torch 2.11-2.13) calls no class where a property of an object made in the graph has one."""
-    return At(td)
 
 
 def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
@@ -287,3 +283,6 @@ def limited(i: int | Tensor, n: int, mode: str) -> int | Tensor:
     if mode == "clip":
         return max(-n, min(i, n - 1))
     return n if not -n <= i < n else i + n if i < 0 else i
+
+
+register("at", At)

@@ -13,6 +13,7 @@ from tdc.core.errors import DtypeError, describe, message
 from tdc.core.keys import parts
 from tdc.core.typing import KeyPath
 from tdc.tensordict.display import cells, sizes_text, static_text, title
+from tdc.tensordict.methods import register
 from tdc.tensordict.nbytes import bytes_of, bytes_text, nbytes, param_count, tensors_of
 from tdc.tensordict.nodes import Nodes, Static
 from tdc.tensordict.paths import depth, join
@@ -138,3 +139,6 @@ def row_html(row: Row) -> str:
     head = f'<th scope="row" style="text-align:left;padding-left:{2 * depth(row.path)}ch">{escape(key.strip())}</th>'
     cells = "".join([f'<td style="text-align:left">{escape(text)}</td>' for text in rest])
     return f"<tr>{head}{cells}</tr>"
+
+
+register("summary", summary)

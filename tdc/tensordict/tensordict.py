@@ -47,6 +47,7 @@ from tdc.tensordict.display import node_html, node_text
 from tdc.tensordict.indexing import at, indexed, is_vector, misfit, normal_index, refused, selected, uses_dims
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
+from tdc.tensordict.methods import Methods
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.sending import send_as_one
@@ -55,7 +56,7 @@ from tdc.tensordict.storage import Leaves, absorb, as_size, check_leaves, common
 if TYPE_CHECKING:
     from tdc.tensordict.operations import TensorDictOperations as Operations
 else:
-    Operations = Keyed
+    Operations = Keyed  # the rule table attaches these
 
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias
@@ -78,7 +79,7 @@ def raised_in_a_graph(x: TensorDict, name: str) -> NoReturn:
 trace_as(found_nowhere, raised_in_a_graph)
 
 
-class TensorDict(Operations):
+class TensorDict(Methods, Operations):
     """An immutable dictionary of tensors that share their leading dims.
 
     Shapes:
