@@ -1,4 +1,5 @@
-"""The fields of a tensorclass: what annotations and defaults say, which values fields take, and what dataclasses need.
+"""The fields of a tensorclass: what annotations and defaults say, which values fields take, its constructor, and what
+dataclasses need.
 
     x: Tensor                 a leaf
     inner: TensorDict         an inner node
@@ -18,19 +19,20 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin
 
+import torch
 from torch import Tensor
 
 from tdc.core.annotations import hints, meant
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, StructureError, message
+from tdc.core.errors import DtypeError, KeyPathError, StructureError, message
 from tdc.core.typing import MISSING
 from tdc.tensordict.leaf import PROTOCOLS
-from tdc.tensordict.nodes import Static, check_static
-from tdc.tensordict.storage import is_tensordict
+from tdc.tensordict.nodes import Nodes, Static, check_static
+from tdc.tensordict.storage import Leaves, absorb, as_leaf, as_size, check_leaves, is_tensordict, mark_examples
 from tdc.tensordict.tensordict import TensorDict
 
 MARKERS: dict[str, Any] = {"ClassVar": ClassVar, "InitVar": dataclasses.InitVar, "KW_ONLY": dataclasses.KW_ONLY}
@@ -54,11 +56,6 @@ class Field:
     default: Any = MISSING
     factory: Any = MISSING
     kw_only: bool = False
-
-    @property
-    def slot(self) -> str:
-        """Where an instance keeps the value for reading: tensors and static values have one."""
-        return f"_field_{self.name}" if self.kind in ("tensor", "static") else ""
 
     @property
     def required(self) -> bool:
@@ -212,3 +209,80 @@ def check_stored(name: str, notes: dict[str, Any], defaults: dict[str, Any]) -> 
     if wrong:
         got, hint = f"{len(wrong)} others", "a classmethod that computes them, or a property"
         raise StructureError(message(name, "fields that are stored and given", got, wrong, hint))
+
+
+# -- construction
+
+
+def constructor(cls: Any) -> Callable[..., None]:
+    """`__init__` of the fields, in order, and `batch_size` and `device` by name.
+
+    Its own names begin with an underscore: a field may have any other, that of a builtin included.
+    """
+    fields = list(cls._fields.values())
+    check_order(cls.__name__, [f for f in fields if not f.kw_only])
+    params = {f.name: f.name if f.required else f"{f.name}=_MISSING" for f in fields}
+    self = "_self" if "self" in cls._fields else "self"
+    head = [self, *[params[f.name] for f in fields if not f.kw_only], "*"]
+    head += [*[params[f.name] for f in fields if f.kw_only], "batch_size=()", "device=None"]
+    given = ", ".join([f"{name!r}: {name}" for name in params])
+    lines = [f"_store({self}, {{{given}}}, _as_size(batch_size), device)"]
+    lines += [f"{self}.__post_init__()"] * hasattr(cls, "__post_init__")
+    scope: dict[str, Any] = {"_as_size": as_size, "_store": store, "_MISSING": MISSING}
+    exec(f"def __init__({', '.join(head)}):\n    " + "\n    ".join(lines), scope)
+    scope["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
+    return scope["__init__"]
+
+
+def check_order(name: str, fields: list[Field]) -> None:
+    """Positional fields without a default come before those with one, as in a dataclass."""
+    late = [f.name for i, f in enumerate(fields) if f.required and not all([g.required for g in fields[:i]])]
+    if late:
+        got = f"{', '.join(late)} behind one with a default"
+        hint = "give a default, or dataclasses.field(kw_only=True)"
+        raise StructureError(message(name, "fields without a default first", got, hint=hint))
+
+
+def check_names(cls: Any, entries: Iterable[str]) -> None:
+    """Check that there is a value for each field that needs one, and none for anything else."""
+    wrong = [f"{k}: no field" for k in entries if k not in cls._fields]
+    wrong += [f"{k}: missing" for k, f in cls._fields.items() if k not in entries and f.required]
+    if wrong:
+        hint = f"fields: {', '.join(cls._fields)}"
+        raise KeyPathError(message(cls.__name__, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
+
+
+def store(self: Any, given: dict[str, Any], size: torch.Size, device: Any) -> None:
+    """Check and store the values of all fields, given ones or defaults.
+
+    Raises:
+        KeyPathError: a field without a default that is not given, as by the constructor of a base.
+    """
+    target = None if device is None else torch.device(device)
+    leaves: Leaves = {}
+    nodes: Nodes = dict(self._typed)
+    for f in self._fields.values():
+        value = given.get(f.name, MISSING)
+        if value is MISSING:
+            value = f.default if f.factory is MISSING else f.factory()
+            if value is MISSING:
+                check_names(type(self), {k: v for k, v in given.items() if v is not MISSING})
+        if isinstance(value, Tensor) and target is None and f.kind in ("tensor", "any"):
+            leaves[f.name] = value
+        else:
+            put(f, value, leaves, nodes, size, target)
+    check_leaves(type(self).__name__, leaves, nodes, size)
+    if size:
+        mark_examples(leaves)
+    self._leaves, self._nodes, self._size, self._device = leaves, nodes, size, target
+
+
+def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, size: Any, device: torch.device | None) -> None:
+    """Put the value of a field where its kind says. Raises as `stored_as` and `as_node`."""
+    path, value = f.name, as_node(f, stored_as(f, value), size)
+    if type(value) is Static:
+        nodes[path] = value
+    elif is_inner_value(value):
+        absorb(leaves, nodes, path, value, len(size), device)
+    else:
+        leaves[path] = as_leaf(value, path, device)

@@ -32,7 +32,8 @@ class Static(Frozen):
     object back. For one object per example see `ObjectArray`.
 
     Args:
-        value: hashable. An export holds it as JSON: str, int, float, bool, None and tuples of these.
+        value: hashable, such as an instance of a frozen dataclass. An export holds it as JSON: str, int, float, bool,
+            None and tuples of these.
 
     Raises:
         DtypeError: the value is not hashable, or holds tensors.
@@ -91,11 +92,13 @@ def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()
 
 
 def tensor_in(value: Any) -> Any:
-    """The first tensor or container that a value is, or holds in tuples, lists and sets; None without one."""
+    """The first tensor or container that a value is, or holds in tuples, lists, sets and fields of dataclasses."""
     if isinstance(value, (torch.Tensor, Frozen)):
         return value
-    members: Any = value
-    for x in members if isinstance(value, (tuple, list, frozenset, set)) else ():
+    members: Any = value if isinstance(value, (tuple, list, frozenset, set)) else ()
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        members = [getattr(value, name) for name in value.__dataclass_fields__]
+    for x in members:
         found = tensor_in(x)
         if found is not None:
             return found

@@ -35,21 +35,22 @@ from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, mess
 from tdc.core.frozen import read_only
 from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING, NestedKey
-from tdc.tensordict.constructor import check_names, constructor, store
 from tdc.tensordict.fields import (
     Field,
     as_dataclass,
     as_node,
+    check_names,
     check_stored,
+    constructor,
     declared,
     fields_of,
     is_inner_value,
     is_marker,
+    store,
     stored_as,
     taken_from,
     types_of,
 )
-from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.nodes import TYPES, Nodes, Static, Typed, name_of
 from tdc.tensordict.sending import send_as_one
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Meta(type(Protocol)):  # of a class that may inherit from protocols
-    """Gives a tensorclass a slot for each of its fields; a class cannot get them later."""
+    """Makes a class of annotations a tensorclass."""
 
     __instancecheck__ = type.__instancecheck__  # that of protocols asks for more than a plain class has
     __subclasscheck__ = type.__subclasscheck__
@@ -95,17 +96,15 @@ class Meta(type(Protocol)):  # of a class that may inherit from protocols
         names = [n for n, note in notes.items() if not is_marker(note, "KW_ONLY")]
         defaults = {n: body.pop(n) for n in names if n in body}
         check_stored(name, notes, defaults)
-        slots = tuple([f"_field_{n}" for n in dict.fromkeys([*taken_over, *names])])
         like = next((base for base in bases if issubclass(base, TensorClass)), TensorClass)
         kept = {n: getattr(like, n) for n in MADE_BY_DATACLASS if hasattr(like, n)} if taken_over else {}
         try:
-            cls: Any = super().__new__(mcs, name, bases, {**kept, **body, "__slots__": slots}, **kwargs)
+            cls: Any = super().__new__(mcs, name, bases, {**kept, **body, "__slots__": ()}, **kwargs)
         except TypeError as error:
             if "lay-out" not in str(error):
                 raise
-            got, hint = ", ".join([base.__name__ for base in bases]), "declare the fields of the others in the class"
-            expected = "bases of which one has fields, and no dataclass has slots"
-            raise StructureError(message(name, expected, got, hint=hint)) from None
+            got, hint = ", ".join([base.__name__ for base in bases]), "leave slots=True out, or declare the fields"
+            raise StructureError(message(name, "bases without slots of their own", got, hint=hint)) from None
         by_name = set(names if kw_only else names[marks[0] :] if marks else ())
         prepare(cls, {n: notes[n] for n in names}, defaults, by_name, taken_over)
         return cls
@@ -152,7 +151,6 @@ class TensorClass(TensorDict, metaclass=Meta):
     _instead = "x = x.replace(field=value), which returns a new one"
     _fields: ClassVar[dict[str, Field]] = {}
     _typed: ClassVar[Nodes] = {}
-    _slotted: ClassVar[tuple[tuple[str, str], ...]] = ()
     _constructor: ClassVar[Any] = None
 
     if TYPE_CHECKING:  # parameters of every constructor
@@ -236,19 +234,6 @@ class TensorClass(TensorDict, metaclass=Meta):
     def __reduce__(self) -> tuple[Any, ...]:
         return build_td, (self._leaves, self._nodes, self._size, self._device)
 
-    def _fill(self) -> None:
-        """Write the slots that fields are read from."""
-        leaves, nodes = self._leaves, self._nodes
-        for path, slot in self._slotted:
-            leaf = leaves.get(path)
-            entry = nodes.get(path) if leaf is None else None
-            if type(entry) is Static:
-                leaf = entry.value
-            elif entry is not None or type(leaf) is Leaf:
-                leaf = self._at(path)
-            setattr(self, slot, leaf)
-
-
 @overload
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def tensorclass(cls: type[T], /) -> type[T]: ...  # to a type checker it is the class it was
@@ -325,9 +310,8 @@ def prepare(
     fields = {n: f for base in reversed(cls.__mro__[1:]) for n, f in fields_of(base).items()}
     fields |= {n: declared(n, note, defaults.get(n, MISSING), n in by_name) for n, note in notes.items()}
     cls._fields = fields
-    cls._slotted = tuple([(n, f.slot) for n, f in fields.items() if f.slot])
     for name in (*taken_over, *written):
-        setattr(cls, name, read_only(name, attribute(fields[name])))
+        setattr(cls, name, read_only(name, attribute(name)))
     if "__init__" not in vars(cls) and fields and (written or taken_over or not has_own_constructor(cls)):
         cls.__init__ = cls._constructor = constructor(cls)
     if "__match_args__" not in vars(cls):
@@ -351,11 +335,13 @@ def is_written(name: str) -> bool:
     return any([isinstance(v, property) or "." in getattr(v, "__qualname__", "") for v in found])
 
 
-def attribute(f: Field) -> property:
-    """Reads a field: from its slot, or by key where the value may be an inner node."""
-    scope: dict[str, Any] = {}
-    exec(f"def get(self):\n    return self.{f.slot or f'_at({f.name!r})'}", scope)  # a closure would read slower
-    return property(scope["get"], doc=f"The field {f.name!r}.")
+def attribute(name: str) -> property:
+    """A property that reads a field by its key."""
+
+    def get(self: TensorClass) -> Any:
+        return self._at(name)
+
+    return property(get, doc=f"The field {name!r}.")
 
 
 # -- changing an instance

@@ -137,10 +137,7 @@ class TensorDict(Methods, Operations):
         check_leaves("TensorDict", leaves, nodes, size)
         if size:
             mark_examples(leaves)
-        self._leaves = leaves
-        self._nodes = nodes
-        self._size = size
-        self._device = target
+        self._leaves, self._nodes, self._size, self._device = leaves, nodes, size, target
 
     # -- metadata
 
@@ -288,14 +285,7 @@ class TensorDict(Methods, Operations):
         return build_td(leaves, self._nodes, self._size, device)
 
     def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> TensorDict:
-        if nodes and () in nodes:
-            return build_td(leaves, nodes, self._size if size is None else size, self._device)
-        td = object.__new__(TensorDict)  # as `build_td`, without the call: all that a write costs beside its dict
-        td._leaves = leaves
-        td._nodes = nodes
-        td._size = self._size if size is None else size
-        td._device = self._device
-        return td
+        return build_td(leaves, nodes, self._size if size is None else size, self._device)
 
     def empty(self) -> TensorDict:
         """Without keys: batch size and device stay."""
@@ -366,12 +356,7 @@ def build_td(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device
     """
     root: Any = nodes[()] if nodes and () in nodes else None
     td: Any = object.__new__(TensorDict if root is None else root.cls)
-    td._leaves = leaves
-    td._nodes = nodes
-    td._size = batch_size
-    td._device = device
-    if root is not None:
-        td._fill()
+    td._leaves, td._nodes, td._size, td._device = leaves, nodes, batch_size, device
     return td
 
 

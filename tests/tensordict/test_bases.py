@@ -182,3 +182,58 @@ def test_fields_of_several_bases_are_in_the_order_of_a_dataclass():
     assert [f.name for f in dataclasses.fields(Both)] == [f.name for f in dataclasses.fields(Wanted)]
     x = Both(*[torch.full((2,), float(n)) for n in range(5)], batch_size=[2])[0]
     assert {f: x[f].item() for f in Both._fields} == {f: getattr(x, f).item() for f in Both._fields}
+
+
+class Place(tdc.TensorClass):
+    xy: Tensor
+    tag: str
+
+    def shifted(self) -> Any:
+        return self.replace(xy=self.xy + 1)
+
+
+class Speed(tdc.TensorClass):
+    v: Tensor
+    tag: str
+
+
+class Car(Place, Speed):
+    seats: int = dataclasses.field(default=4, kw_only=True)
+
+
+class Named(Car):
+    name: str = "car"
+
+
+class Moved(Place):
+    by: Tensor | None = None
+
+
+class Diamond(Moved, Place):
+    pass
+
+
+@pytest.mark.parametrize("op", STAYING.values(), ids=STAYING.keys())
+def test_bases_that_are_tensorclasses_contribute_their_fields(op: Callable[[Any], Any]):
+    out = op(Named(torch.ones(3), "t", torch.ones(3, 2), batch_size=[3]))
+    assert type(out) is Named
+    assert isinstance(out, Speed)
+    assert (out.seats, out.tag, out.shifted().xy.ndim) == (4, "t", out.xy.ndim)
+    assert set(out.keys()) == {"v", "tag", "xy", "seats", "name"}
+
+
+def test_fields_of_several_tensorclasses_are_in_the_order_of_a_dataclass():
+    bases = [dataclasses.make_dataclass(c.__name__, [*c.__annotations__.items()]) for c in (Place, Speed)]
+    wanted = dataclasses.make_dataclass("Wanted", [("seats", int)], bases=tuple(bases))
+    assert [f.name for f in dataclasses.fields(Car)] == [f.name for f in dataclasses.fields(wanted)]
+    assert (Car.__match_args__, list(Car._fields)) == (("v", "tag", "xy"), ["v", "tag", "xy", "seats"])
+    x = Car(torch.zeros(2), "t", torch.ones(2), seats=2, batch_size=[2])
+    assert (x.v.sum(), x.xy.sum(), x.tag, x.seats, x.shifted().xy.sum()) == (0, 2, "t", 2, 4)
+    assert Diamond(torch.ones(2), "t", batch_size=[2])[0].by is None
+    with pytest.raises(ImmutableError):
+        x.v = x.xy
+
+
+def test_a_base_whose_required_field_comes_behind_a_default_is_refused():
+    with pytest.raises(tdc.StructureError, match="fields without a default first, got .* behind one with a default"):
+        type(Place)("Wrong", (Place, Point), {"__module__": __name__})

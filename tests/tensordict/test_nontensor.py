@@ -18,7 +18,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils import _pytree as pytree
 
 import tdc
-from tdc import ObjectArray, ShapeError, Static, StructureError, TensorDict
+from tdc import DtypeError, ObjectArray, ShapeError, Static, StructureError, TensorDict
+from tdc.compile import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,3 +389,18 @@ hint: Static(x) for one object, ObjectArray(list) for one per example, tdc.pack 
 
 def test_a_loss_keeps_static_values():
     assert torch.nn.functional.mse_loss(split(), split())["meta", "split"] == "train"
+
+
+def test_a_frozen_dataclass_is_one_value():
+    def td(rate: float) -> TensorDict:
+        return TensorDict({"x": torch.ones(3), "s": Static(Config(rate))}, [3])
+
+    assert Static(Config(0.1)) == Static(Config(0.1)) != Static(Config(0.2))
+    assert len({Static(Config(0.1)), Static(Config(0.1))}) == 1
+    run = counted(lambda td: td * td["s"].rate, backend="eager")
+    assert [run(td(rate))["x"][0].item() for rate in (0.5, 0.5, 2.0)] == [0.5, 0.5, 2.0]
+    assert run.counts.compiles == 2
+    assert torch.stack([td(0.1), td(0.1)])["s"] == Config(0.1)
+    wrong: Any = torch.ones(2)
+    with pytest.raises(DtypeError, match=r"a Python object, got a Config that holds a Tensor"):
+        Static(Config(wrong))
