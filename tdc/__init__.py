@@ -1,4 +1,4 @@
-"""tdc: batches of structured and variable-length data that go through torch.compile in one piece."""
+"""tdc: train and serve PyTorch models on variable-length data without padding; one compiled graph for all lengths."""
 
 from . import compile as compile
 from . import data as data

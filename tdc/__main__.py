@@ -1,7 +1,4 @@
-"""The command line: `python -m tdc demo`, `python -m tdc doctor` and `python -m tdc show`.
-
-Each command parses its options here and calls one function, whose result is the exit status.
-"""
+"""The command line: `python -m tdc demo`, `python -m tdc doctor` and `python -m tdc show`."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from .io.show import show
 
 EXAMPLES = """\
 examples:
-  python -m tdc doctor                        what this machine has, and whether tdc works on it
+  python -m tdc doctor                        check this machine and tdc on it
   python -m tdc demo                          train the demo model and write demo_report/
   python -m tdc demo --steps 20 --out quick   a short run, with its report in quick/
   python -m tdc demo --device cuda --seed 1   on a GPU, with another seed
-  python -m tdc show data/train --verify      what is in a store, and whether its checksums are right
+  python -m tdc show data/train --verify      keys and sizes of a store, with its checksums checked
 """
 
 
@@ -32,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `python -m tdc`; those of the process by default.
 
     Returns:
-        The exit status: 0 when all went well. Without a command, prints the help and returns 2.
+        The exit status, 0 for success. Without a command, prints the help and returns 2.
 
     Raises:
         SystemExit: for `--help` and for options that do not parse.
@@ -55,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def demo(**options: Any) -> int:
-    """Run `examples/demo` of the checkout; where tdc is installed without it, print where it is and return 1."""
+    """Run `examples/demo` of the checkout; without a checkout, print where it is and return 1."""
     root = Path(__file__).parents[1]
     if not (root / "examples" / "demo").is_dir():
         print("The demo is not in the package: `make demo` in a checkout of the repository", file=sys.stderr)
@@ -69,15 +66,15 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser, with all commands and their options."""
     parser = argparse.ArgumentParser(
         prog="python -m tdc",
-        description="Batches of structured and variable-length data for PyTorch models that compile end to end.",
+        description="Train and serve PyTorch models on variable-length data without padding.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", title="commands", metavar="{demo,doctor,show}")
     checked = commands.add_parser(
         "doctor",
-        help="say what this machine has and lacks, and run three small programs",
-        description="Say what this machine has and lacks, and run three small programs. Exits with 1 if one fails.",
+        help="check this machine, and run three small programs",
+        description="Check this machine, and run three small programs. Exits with 1 if one fails.",
     )
     checked.add_argument("--verbose", action="store_true", help="add each probe of torch's internals, and tracebacks")
     trained = commands.add_parser(
@@ -88,12 +85,11 @@ def make_parser() -> argparse.ArgumentParser:
     trained.add_argument("--steps", type=positive, metavar="N", help="training steps (default: what the demo needs)")
     trained.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and weights (default: 0)")
     trained.add_argument("--device", default="cpu", help="torch device to train on, such as cuda (default: cpu)")
-    trained.add_argument(
-        "--out", default="demo_report", metavar="DIR", help="folder of the report (default: demo_report)"
-    )
+    folder = "demo_report"
+    trained.add_argument("--out", default=folder, metavar="DIR", help=f"folder of the report (default: {folder})")
     shown = commands.add_parser(
         "show",
-        help="print what is in a store or a safetensors file",
+        help="print the keys and sizes of a store or a safetensors file",
         description="Print the keys and sizes of a store or a safetensors file. Exits with 1 when it cannot be read.",
     )
     shown.add_argument("path", help="folder of a store, or a safetensors file")

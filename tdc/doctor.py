@@ -1,20 +1,17 @@
-"""Report what this machine has and lacks, and whether the library works on it.
+"""Check this machine, its packages, and the library on it.
 
     python -m tdc doctor              versions, compiler, devices, extras, three programs, features that are off
     python -m tdc doctor --verbose    the same with each probe of torch's internals and the trace of each failure
 
-An item of the report is a `Finding`: one line, and one more with what to do where something fails. A check is a
-function that returns a finding and changes nothing. Versions come from package metadata, so no optional package is
-imported.
-
-The programs are what users run: a call of `counted`, steps of `train_step`, an export that is saved and loaded. They
-run on the library's own backend and compare with eager. Their width is new in each run, so no cache on disk answers in
-place of the compiler. Features that are off (`core/private.py`) are listed last, since first uses switch them off.
+A check is a function that returns a `Finding`, a line of the report. Versions come from package metadata, so no optional
+package is imported. The programs compare the library's backend with eager. Their width is new in each run, so that no
+cache on disk stands in for the compiler. Features that are off (`core/private.py`) come last, since first uses switch
+them off.
 
 Invariants:
-- A missing optional package and a feature that is off are no failures. All other failures make the exit status 1.
+- Missing optional packages and features that are off are not failures. All other failures make the exit status 1.
 - No check raises: an exception is a finding.
-- Where nothing fails the report has 20 lines at most, unless it is verbose.
+- Without failures the report has at most 20 lines, unless it is verbose.
 """
 
 from __future__ import annotations
@@ -68,10 +65,10 @@ class Finding:
     """One item of the report.
 
     Args:
-        name, text: what it is about, and the finding.
-        ok: None where something optional is absent.
-        hint: what to do about it.
-        detail: for verbose reports alone, and not counted: another finding sums it up.
+        name, text: subject and result.
+        ok: None if something optional is absent.
+        hint: how to fix it.
+        detail: for verbose reports only, and not counted; another finding sums it up.
         trace: the traceback of a failure, for verbose reports.
     """
 
@@ -84,17 +81,17 @@ class Finding:
 
 
 def doctor(stream: TextIO | None = None, *, verbose: bool = False) -> int:
-    """Print what this machine has and lacks, and whether the library works on it.
+    """Print a report on this machine, its packages, and the library on it.
 
     Args:
-        stream: where to print, standard output by default.
+        stream: standard output by default.
         verbose: print each probe of torch's internals, too, and the tracebacks of failures.
 
     Returns:
-        0 when nothing fails, else 1. Absent optional packages and features that are off do not count.
+        0 if nothing fails, else 1. Absent optional packages and features that are off do not count.
 
     Compile:
-        Not for use in a compiled function. Compiles two programs for each kind of device, some ten seconds each.
+        Not for compiled functions. Compiles two programs for each kind of device, some ten seconds each.
 
     Example:
         >>> import io
@@ -118,7 +115,7 @@ def doctor(stream: TextIO | None = None, *, verbose: bool = False) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """Return all findings, cheapest first. Features that are off come last: the programs and probes find them."""
+    """Yield all findings, cheapest first, features that are off last."""
     yield Finding("tdc", True, __version__)
     yield Finding("python", True, f"{platform.python_version()} on {platform.platform()}")
     extras = requirements()
@@ -139,10 +136,7 @@ def findings() -> Iterator[Finding]:
 
 
 def requirements() -> dict[str, dict[str, str]]:
-    """Return the packages of each extra with their oldest versions, as the metadata of the installed library has them.
-
-    Packages that are always needed are those of the extra "". Without metadata nothing else is known.
-    """
+    """Return the packages of each extra with their oldest versions, from metadata; "" has those always needed."""
     found: dict[str, dict[str, str]] = {"": {"torch": "", "optree": ""}}
     try:
         lines = metadata.requires(DISTRIBUTION) or []
@@ -158,7 +152,7 @@ def requirements() -> dict[str, dict[str, str]]:
 
 
 def find_package(package: str, oldest: str) -> Finding:
-    """Return the version of a required package, which fails below `oldest`."""
+    """Check a required package."""
     found = installed(package)
     if not is_enough(found, oldest):
         hint = f'pip install "{package}>={oldest}"' if oldest else f"pip install {package}"
@@ -168,13 +162,13 @@ def find_package(package: str, oldest: str) -> Finding:
 
 
 def find_numpy() -> Finding:
-    """Return the version of numpy, which is optional."""
+    """Check numpy, which is optional."""
     found = installed("numpy")
     return Finding("numpy", found is not None or None, found or "not installed; needed only to convert to it and back")
 
 
 def find_extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
-    """Return a detail for each extra, a line for those that are installed, and a line for those that are not."""
+    """Yield a detail for each extra, a line of installed ones, and a line of missing ones."""
     details = {extra: find_extra(extra, packages) for extra, packages in extras.items()}
     yield from details.values()
     whole = [extra for extra, finding in details.items() if finding.ok]
@@ -189,19 +183,18 @@ def find_extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
 
 
 def find_extra(extra: str, packages: dict[str, str]) -> Finding:
-    """Return the versions of the packages of one extra."""
-    found = {package: installed(package) for package in packages}
-    texts = [
-        f"{package} {found[package] or 'not installed'}"
-        + (f", older than {oldest}" if found[package] and not is_enough(found[package], oldest) else "")
-        for package, oldest in packages.items()
-    ]
-    whole = all([is_enough(found[package], oldest) for package, oldest in packages.items()])
+    """Check the packages of one extra."""
+    texts, whole = [], True
+    for package, oldest in packages.items():
+        found = installed(package)
+        enough = is_enough(found, oldest)
+        whole = whole and enough
+        texts.append(f"{package} {found or 'not installed'}" + f", older than {oldest}" * bool(found and not enough))
     return Finding("extra", whole or None, f"{extra}: {', '.join(texts)}", detail=True)
 
 
 def find_cxx() -> Finding:
-    """Return the C++ compiler that Inductor takes: $CXX, else the platform's default name."""
+    """Check the C++ compiler of Inductor: $CXX, else the platform's default name."""
     default, other = ("clang++", "g++") if sys.platform == "darwin" else ("g++", "clang++")
     command = os.environ.get("CXX") or default
     path = shutil.which(command)
@@ -217,7 +210,7 @@ def find_cxx() -> Finding:
 
 
 def find_headers() -> Finding:
-    """Return the path of Python.h, which the code that Inductor makes includes."""
+    """Check Python.h, which code of Inductor includes."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if header.exists():
         return Finding("headers", True, str(header), detail=True)
@@ -226,7 +219,7 @@ def find_headers() -> Finding:
 
 
 def find_devices() -> Finding:
-    """Return the CPU's instruction set, and the name of each CUDA device."""
+    """List the CPU's instruction set and the accelerators."""
     names = [f"cpu ({torch.backends.cpu.get_cpu_capability()})"]
     names += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
@@ -249,7 +242,7 @@ class Scorer(nn.Module):
 
 
 def scorer(device: str) -> tuple[Scorer, list[TensorDict]]:
-    """Return a network, and two batches of a width that no earlier run had."""
+    """Return a network and two batches of a new width."""
     width = 1_000 + time.time_ns() % 10_007  # a constant of the code that Inductor writes
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -325,7 +318,7 @@ def find_program(name: str, program: Callable[[str], None], text: str) -> Findin
 
 
 def program_hint(torch_path: str) -> str:
-    """Return what to do when a program fails, given where torch is installed."""
+    """Return the hint for a program that fails, given the path of torch."""
     if " " in torch_path:  # torch 2.13 does not quote its include paths
         return "torch is installed in a path with a space, which Inductor cannot use: install it in one without"
     if not (find_cxx().ok and find_headers().ok):
@@ -336,7 +329,7 @@ def program_hint(torch_path: str) -> str:
 
 
 def find_internals() -> Iterator[Finding]:
-    """Return a detail for each probe of torch's internals, and one line for all of them."""
+    """Yield a detail for each probe of torch's internals, and one line for all of them."""
     wrong: dict[str, Finding] = {}
     for name, holds in PROBES:
         finding = find_probe(name, holds)
@@ -344,16 +337,14 @@ def find_internals() -> Iterator[Finding]:
         if not finding.ok:
             wrong[name] = finding
     text = f"{len(PROBES) - len(wrong)} of {len(PROBES)} as expected"
-    if not wrong:
-        yield Finding("internals", True, text)
-        return
+    text += f", not these: {', '.join(wrong)}" if wrong else ""
     failing = any([finding.ok is False for finding in wrong.values()])
-    text = f"{text}, not these: {', '.join(wrong)}"
-    yield Finding("internals", False if failing else None, text, tested_hint() if failing else "")
+    ok = False if failing else None if wrong else True
+    yield Finding("internals", ok, text, tested_hint() if failing else "")
 
 
 def find_probe(name: str, holds: Callable[[], bool]) -> Finding:
-    """Return whether torch still does one thing that it does not promise. While a feature is off that is no failure."""
+    """Check one behaviour of torch that it does not promise; it may be missing while a feature is off."""
     torch.compiler.reset()  # probes trace one function again and again, which Dynamo limits
     text = name
     try:
@@ -366,7 +357,7 @@ def find_probe(name: str, holds: Callable[[], bool]) -> Finding:
 
 
 def find_off() -> Iterator[Finding]:
-    """Return the features that are off on this torch, and those that only a newer torch has."""
+    """Yield the features that are off on this torch, and those that only a newer torch has."""
     few = len(private.OFF) <= MOST_OFF
     for feature, why in private.OFF.items():
         yield Finding("off", None, f"{feature}: {why}", detail=not few)
@@ -380,7 +371,7 @@ def find_off() -> Iterator[Finding]:
 
 
 def is_enough(found: str | None, oldest: str) -> bool:
-    """True if a package is installed in the oldest version that works, or a newer one."""
+    """True if a package is installed and not older than `oldest`."""
     return found is not None and release(found) >= release(oldest)
 
 
@@ -395,12 +386,12 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def tested_hint() -> str:
-    """Return which versions of torch to install."""
+    """Return the hint to install a tested version of torch."""
     return f"tdc {__version__} is tested with torch {TESTED_TEXT}; install one of these, or a newer tdc"
 
 
 def installed(package: str) -> str | None:
-    """Return the version in the package's metadata, None where it is not installed."""
+    """Return the version of a package, None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -423,19 +414,14 @@ def quiet() -> Iterator[None]:
 
 def expect_close(what: str, found: Any, expected: Any) -> None:
     """Raise an AssertionError whose first line says what differs."""
-    torch.testing.assert_close(
-        found, expected, rtol=1e-3, atol=1e-4, msg=lambda text: f"{what} differ from eager\n{text}"
-    )
+    text = f"{what} differ from eager\n"
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, msg=lambda more: text + more)
 
 
 def one_line(error: object) -> str:
-    """Return the first line of a text, or the class and first line of an exception, at most 100 characters.
-
-    Of an exception that Dynamo or Inductor wrapped, it is the exception within.
-    """
+    """Return the first line of a text or exception, at most 100 characters; wrapped exceptions are unwrapped."""
     while isinstance(inner := getattr(error, "inner_exception", None), Exception):
         error = inner
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = lines[0] if lines else ""
+    first = str(error).strip().partition("\n")[0].strip()
     text = f"{type(error).__name__}: {first}" if isinstance(error, Exception) else first
     return text if len(text) <= 100 else text[:99] + "…"

@@ -1,10 +1,10 @@
-"""Names that are not there, and what to write: of tensordict, torch.nested and DanLing, earlier and misspelt ones.
+"""Replacements for names of tensordict, torch.nested and DanLing, for earlier names, and for misspelt ones.
 
-One table for each class and each module: names, and the spelling that replaces them. A name of a class becomes a
-descriptor that raises `MethodError` with that spelling, so attributes that exist cost nothing; a name of a module goes
-through the `__getattr__` of the module. docs/tools/make_migration.py takes the spellings of its page from here.
+There is one table for each class and each module. A name of a class becomes a descriptor that raises `MethodError` with
+its replacement, so existing attributes cost nothing; a name of a module goes through the module's `__getattr__`.
+docs/tools/make_migration.py reads these tables, too.
 
-Invariant: a name in a table is no name of ours; `hasattr` of it is False.
+Invariant: no name in a table exists here; `hasattr` of it is False.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict
 
-CUT = {  # functions of earlier versions that torch has, or a method
+CUT = {  # functions of earlier versions
     "stack": "torch.stack(tds)",
     "cat": "torch.cat(tds)",
     "to_padded": "packed.to_padded()",
@@ -226,7 +226,7 @@ MODULES = {"tdc": MODULE | EARLIER["tdc"], nn.__name__: MODULE, "tdc.compile": E
 
 
 class Other(Absent):
-    """Stands in a class for a name of another library."""
+    """Descriptor of a class for a name of another library."""
 
     __slots__ = ("instead",)
 
@@ -239,20 +239,20 @@ class Other(Absent):
 
 
 def text_of(name: str, owner: str, instead: str) -> str:
-    """The message of a name that is not there."""
+    """The message for a missing name."""
     expected = "no change in place" if name.endswith("_") else f"a name of {owner}"
     return message(name, expected, f"{owner}.{name}", hint=instead)
 
 
 def each(table: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """A table name by name."""
+    """Pairs of name and replacement."""
     for names, instead in table.items():
         for name in names.split():
             yield name, instead
 
 
 def instead(name: str, owner: type = TensorDict) -> str:
-    """What to write for `name`, of a class or else of the module; what docs/migration.md shows.
+    """The replacement of a name of a class or the module, as docs/migration.md shows it.
 
     Example:
         >>> instead("rename_key_")
@@ -262,10 +262,7 @@ def instead(name: str, owner: type = TensorDict) -> str:
 
 
 def getter(module: str) -> Callable[[str], NoReturn]:
-    """`__getattr__` of a module: the spelling for a name of another library.
-
-    `from tdc import name` drops the text of an AttributeError, so there it is an ImportError.
-    """
+    """`__getattr__` of a module; an ImportError in `from tdc import name`, which drops the text of other errors."""
     table = dict(each(MODULES.get(module, {})))
 
     def __getattr__(name: str) -> NoReturn:
@@ -280,7 +277,7 @@ def getter(module: str) -> Callable[[str], NoReturn]:
 
 
 def nearest(name: str, module: ModuleType) -> str:
-    """The public name of a module that is spelt nearly like this one, of tdc also of those below; empty if none is."""
+    """The public name of a module, or for tdc of the modules in it, closest to a misspelt one; empty without one."""
     spaces = [module, compiled, data, interop, io] if module is sys.modules["tdc"] else [module]
     spelt = {n.lower().replace("_", ""): f"{m.__name__}.{n}" for m in reversed(spaces) for n in public(m)}
     exact = [f"{m.__name__}.{name}" for m in spaces if name in public(m)]
@@ -291,24 +288,24 @@ def nearest(name: str, module: ModuleType) -> str:
 
 
 def lister(module: ModuleType, *spaces: str) -> Callable[[], list[str]]:
-    """`__dir__` of a module: what it offers, and the modules in it that are part of that."""
+    """`__dir__` of a module: its public names and submodules."""
     return lambda: sorted([*public(module), *spaces])
 
 
 def public(module: ModuleType) -> list[str]:
-    """What a module offers: its names without those that it imports for itself."""
+    """Public names of a module."""
     return [n for n, x in vars(module).items() if n[0] != "_" and not isinstance(x, ModuleType)]
 
 
 class Named(ModuleType):
-    """A module that is called like a function, as `tdc.compile(fn)`; it says what to write."""
+    """A module whose call, as in `tdc.compile(fn)`, is an error with a hint."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         called = self.__name__.removeprefix("tdc.")
         raise DtypeError(message(called, f"a function, {self.__name__} is a module", "a call", hint=CALLED[called]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Modules are pickled by name: cloudpickle does so only for those of no class of their own."""
+        """Pickle by name; cloudpickle does so only for modules without their own class."""
         return import_module, (self.__name__,)
 
 

@@ -1,18 +1,17 @@
-"""Modules whose batches FSDP2 and DistributedDataParallel see into.
+"""Hooks through which FSDP2 and DistributedDataParallel find the tensors in batches.
 
     fully_shard(net)
     expose_tensors(net)
 
-`fully_shard` gathers parameters before the backward pass and reduces gradients behind it by hooks on the tensors that
-a module takes and returns. It looks for them in tensors, lists, tuples, dicts and dataclasses, and in nothing else:
-with a module that returns a NestedTensor no gradient is reduced, and mostly nothing is said. So hooks of the module
-hand FSDP2 the tensors of containers, and put the containers together again behind it:
+`fully_shard` gathers parameters and reduces gradients by hooks on the tensors that a module takes and returns. It finds
+them in tensors, lists, tuples, dicts and dataclasses only: a module that returns a NestedTensor has no gradients
+reduced, mostly without an error. So hooks of the module open containers for FSDP2 and close them again:
 
     arguments  -> opened -> FSDP2 -> closed -> forward -> opened -> FSDP2 -> closed -> result
 
-DistributedDataParallel looks at results alone, for parameters that took no part. What it holds is hooked inside of it.
+DistributedDataParallel looks for unused parameters in results; the hooks are on the module that it wraps.
 
-Invariant: the module gets and returns the containers that it would without hooks, lengths included.
+Invariant: the module takes and returns the same containers as without hooks, lengths included.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ OP = "nn.expose_tensors"
 
 
 def expose_tensors(module: M) -> M:
-    """Let FSDP2 and DistributedDataParallel see the tensors of the batches that modules take and return.
+    """Let FSDP2 and DistributedDataParallel find the tensors of the batches that modules take and return.
 
     Args:
-        module: one that is wrapped, or has wrapped modules inside. They get hooks; what is wrapped later gets none, so
-            call this last. `MixedPrecisionPolicy` then casts the values of a batch, and never its lengths.
+        module: wrapped, or with wrapped modules inside. Call this after all wrapping. `MixedPrecisionPolicy` casts the
+            values of a batch, and never its lengths.
 
     Returns:
         The module itself.
 
     Raises:
-        DtypeError: no module.
-        StructureError: nothing is wrapped so far.
+        DtypeError: not a module.
+        StructureError: nothing is wrapped.
 
     Compile:
-        Layers that are compiled before they are wrapped, `fully_shard(torch.compile(layer))`, are one graph each for
-            all lengths; a compiled whole has graph breaks at the hooks of FSDP2.
+        Layers compiled before they are wrapped, `fully_shard(torch.compile(layer))`, are one graph each for all
+            lengths; a compiled whole has graph breaks at the hooks of FSDP2.
 
     Example:
         >>> from torch.distributed.fsdp import fully_shard
@@ -77,13 +76,13 @@ def expose_tensors(module: M) -> M:
 
 
 def inside_of(module: nn.Module) -> nn.Module | None:
-    """The module that a wrapper calls: FSDP2 makes a module its own wrapper. None of a module that is no wrapper."""
+    """The module that a wrapper calls, with FSDP2 the wrapper itself; None for other modules."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return module.module
     return module if "FSDPModule" in [c.__name__ for c in type(module).__mro__] else None
 
 
-# -- containers as what a wrapper looks into, and back
+# -- containers as tuples
 
 
 class Opened(NamedTuple):
@@ -94,7 +93,7 @@ class Opened(NamedTuple):
 
 
 def opened(x: Container) -> Opened:
-    """A container as its tensors, those of ragged batches without their lengths, and how they become one again."""
+    """Open a container: its tensors without lengths, and the function that closes it."""
     leaves, spec = pytree.tree_flatten(x, is_leaf=is_ragged)
 
     def close(tensors: list[Any]) -> Any:
@@ -104,12 +103,12 @@ def opened(x: Container) -> Opened:
 
 
 def closed(x: Opened) -> Any:
-    """The inverse of `opened`."""
+    """Close an opened container."""
     return x.close(x.tensors)
 
 
 def replaced(x: Any, kind: type, fn: Callable[[Any], Any]) -> Any:
-    """Anything with `fn` of each instance of a class inside; what has none stays the same object."""
+    """Apply `fn` to each instance of a class in a tree; a tree without any stays the same object."""
 
     def stops(y: Any) -> bool:
         return isinstance(y, kind) or (dataclasses.is_dataclass(y) and not isinstance(y, type))
@@ -148,5 +147,5 @@ def close_result(_: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
 
 
 def each(args: tuple[Any, ...], kwargs: dict[str, Any], kind: type, fn: Callable[[Any], Any]) -> Any:
-    """Arguments, one by one: a list that the module writes into stays that list beside a batch."""
+    """Replace argument by argument, so that a list that the module writes into stays the same object."""
     return tuple([replaced(x, kind, fn) for x in args]), {name: replaced(x, kind, fn) for name, x in kwargs.items()}

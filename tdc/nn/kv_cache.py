@@ -1,15 +1,15 @@
-"""A cache of keys and values for decoding: memory with room for more positions, of which each row has its own number.
+"""A cache of keys and values for decoding, with preallocated memory and one length for each row.
 
     cache = KVCache.allocate(32, 640, heads=8, head_dim=64)     once for each layer
     cache = cache.append_(k, v)                                 of a prompt, or of one new token of each row
-    y = cache.attend(q)                                         each query sees what stands before it, and itself
+    y = cache.attend(q)                                         each query attends to itself and earlier positions
 
-    key (B, C, G, D), value (B, C, G, E)      B rows, room for C positions, G heads
-    length (B,)                               how many positions each row has
+    key (B, C, G, D), value (B, C, G, E)      B rows, capacity C, G heads
+    length (B,)                               number of positions of each row
 
-A cache is a tensorclass: `cache[index]`, `tdc.copy_`, `torch.compile` and stores take it as any. `append_` writes into
-its memory, behind the positions of each row, and returns a cache with the new lengths. So an older cache, with its
-shorter rows, stays right until somebody appends to it: that is how a guess is taken back.
+A cache is a tensorclass: `cache[index]`, `tdc.copy_`, `torch.compile` and stores work as for any. `append_` writes into
+its memory and returns a cache with the new lengths. An older cache, with its shorter rows, stays valid until the next
+append: keep it to undo speculative tokens.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ HINT = "a NestedTensor of tdc.pack(rows), or a tensor with as many positions of 
 
 
 class KVCache(TensorClass):
-    """Keys and values of the positions that each row has so far.
+    """Keys and values of the positions so far.
 
     Shapes:
-        key `(B, C, G, D)`, value `(B, C, G, E)`, length `(B,)`: int64, at most C. What is taken and given is ragged,
-        `(B, -1, heads, size)`, or has as many new positions in each row, `(B, n, heads, size)`.
+        key `(B, C, G, D)`, value `(B, C, G, E)`, length `(B,)`: int64, at most C. Arguments and results are ragged,
+        `(B, -1, heads, size)`, or rectangular, `(B, n, heads, size)`.
 
     Raises:
-        ShapeError: more positions than there is room for; other heads or sizes.
+        ShapeError: more positions than the capacity; other heads or sizes.
 
     Compile:
-        fullgraph: one graph for prompts of all lengths, one for single tokens. `append_` changes the memory of the
-        graph's input in place.
+        fullgraph: one graph for prompts of all lengths, one for single tokens. `append_` mutates its input in place.
 
     Example:
         >>> from tdc.ragged.pack import pack
@@ -68,12 +67,11 @@ class KVCache(TensorClass):
         """An empty cache.
 
         Args:
-            batch_size: how many rows.
-            capacity: how many positions a row has room for.
-            heads: of keys; queries may have a multiple of it.
-            head_dim: size of a head of keys, and of values unless `value_dim` says another.
-            dtype: torch's default dtype if None.
-            device: torch's default device if None.
+            batch_size: number of rows.
+            capacity: most positions of a row.
+            heads: of keys; the heads of queries are a multiple.
+            head_dim, value_dim: size of a head of keys, and of values if it differs.
+            dtype, device: torch's defaults if None.
         """
         op, sizes = "KVCache.allocate", [head_dim, head_dim if value_dim is None else value_dim]
         for name, n in {"batch_size": batch_size, "capacity": capacity, "heads": heads, "head_dim": min(sizes)}.items():
@@ -85,22 +83,22 @@ class KVCache(TensorClass):
 
     @property
     def capacity(self) -> int:
-        """How many positions a row has room for."""
+        """Most positions of a row."""
         return self.key.shape[1]
 
     def append_(self, key: Any, value: Any) -> Self:
-        """Write new positions behind those of each row.
+        """Append new positions to the rows, in place.
 
         Args:
-            key, value: ragged or `(B, n, G, size)`; a ragged row may be empty, which leaves its row as it is.
+            key, value: ragged or `(B, n, G, size)`; ragged rows may be empty.
 
         Returns:
-            The cache of the same memory with the new lengths.
+            A cache of the same memory with the new lengths.
 
         Raises:
-            ShapeError: no room, or another number of rows, heads or features.
+            ShapeError: above the capacity, or another number of rows, heads or features.
             StructureError: values of other lengths than keys.
-            DtypeError: one of both ragged; other things than real numbers.
+            DtypeError: only one of both is ragged; not floating-point.
         """
         op = "KVCache.append_"
         k, v = self._flat(op, key), self._flat(op, value)
@@ -127,16 +125,16 @@ class KVCache(TensorClass):
         """Attention of queries to the positions of their rows.
 
         Args:
-            query: ragged or `(B, n, H, D)`, H a multiple of G: the last positions of each row, which were appended.
-            is_causal: each query sees its own position and those before it; else all of its row.
-            window: where causal, it sees only so many of them, itself included.
+            query: ragged or `(B, n, H, D)`, H a multiple of G: of the last positions of each row.
+            is_causal: attend to the own and earlier positions; else to the whole row.
+            window: if causal, the number of positions attended to, the own included.
             scale: of scores, `1 / sqrt(D)` by default.
 
         Returns:
             As `query`, with the size of values. A query without keys gives 0.
 
         Raises:
-            ShapeError: more queries in a row than positions; heads that are no multiple of the cache's.
+            ShapeError: more queries in a row than positions; heads that are not a multiple of the cache's.
         """
         op = "KVCache.attend"
         expect(op, is_causal, bool, of=" for is_causal")
@@ -158,20 +156,20 @@ class KVCache(TensorClass):
         return query.with_values(out) if ragged else out.unflatten(0, query.shape[:2])
 
     def positions(self, new: Any) -> Any:
-        """The positions that new elements of each row will have, before they are appended: for embeddings of positions.
+        """Positions of new elements before they are appended, for position embeddings, int64.
 
         Returns:
-            int64: a NestedTensor `(B, -1)` of a ragged batch, `(B, n)` of a tensor.
+            A NestedTensor `(B, -1)` for a ragged batch, `(B, n)` for a tensor.
         """
         self._check("KVCache.positions", new)
         _, at, _ = self._targets(new)
         return new.with_values(at) if isinstance(new, NestedTensor) else at.unflatten(0, new.shape[:2])
 
     def truncate_to(self, length: Tensor) -> Self:
-        """The cache of the same memory with shorter rows: after a wrong guess, or 0 for a row that begins anew.
+        """A cache of the same memory with shorter rows: to undo speculative tokens, or 0 to begin a row anew.
 
         Args:
-            length: `(B,)`, integers; a row keeps what it has where it has less.
+            length: `(B,)`, integers; rows that are shorter stay as they are.
         """
         op = "KVCache.truncate_to"
         expect(op, length, Tensor, of=" for length")
@@ -181,7 +179,7 @@ class KVCache(TensorClass):
         return self.replace(length=torch.minimum(self.length, length.clamp(min=0)))
 
     def _targets(self, new: Any) -> tuple[Tensor, Tensor, Any]:
-        """The row of each new position (N,), its position there (N,), and how many each row gets."""
+        """Row and position of each new element, (N,) each, and the number of new elements of each row."""
         if isinstance(new, NestedTensor):
             s, total = new.structure, new.values.shape[0]
             rows = row_ids(s, total)
@@ -191,7 +189,7 @@ class KVCache(TensorClass):
         return rows.flatten(), at.flatten(), new.shape[1]
 
     def _flat(self, op: str, x: Any) -> Tensor:
-        """What new positions of this cache's rows have, (N, heads, size)."""
+        """New elements as (N, heads, size)."""
         self._check(op, x)
         flat: Tensor = x.values if isinstance(x, NestedTensor) else x.flatten(0, 1)
         if flat.ndim != 3:
@@ -201,7 +199,7 @@ class KVCache(TensorClass):
         return flat
 
     def _check(self, op: str, x: Any) -> None:
-        """Refuse what is no batch of positions of this cache's rows."""
+        """Refuse anything but a batch of this cache's rows."""
         if self.length.ndim != 1:
             got = f"batch_size {list(self.length.shape)}"
             raise ShapeError(message(op, "a cache of rows, batch_size [B]", got, hint="cache[i : i + 1] is one row"))

@@ -1,12 +1,12 @@
-"""LoRA: a few new parameters for each matrix of a model, as functions of TensorDicts.
+"""LoRA as functions of TensorDicts.
 
-    adapters = lora_init(params, rank=8)                    two small matrices for each weight, their product 0
-    merged = lora_merge(params, adapters)                   weight + scale * b @ a, as the model takes it
-    loss = loss_of(functional_call(net, merged, (x,)))      so only the adapters are differentiated, trained and saved
+    adapters = lora_init(params, rank=8)                    two small matrices for each weight; their product is 0
+    merged = lora_merge(params, adapters)                   weight + scale * b @ a
+    loss = loss_of(functional_call(net, merged, (x,)))      differentiate, train and save the adapters only
 
     weight (*k, out, *features)      a (*k, rank, prod(features))      b (*k, out, rank)      k batch dims
 
-Invariants: parameters are never changed; those without adapters are the same objects in what is merged.
+Invariant: parameters without adapters are the same objects in the merged ones.
 """
 
 from __future__ import annotations
@@ -30,20 +30,17 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 def lora_init(
     params: TensorDict, rank: int = 8, *, alpha: float | None = None, select: Select = "*weight", seed: int = 0
 ) -> TensorDict:
-    """Adapters for some weights of a model. At first they change nothing, since one of the two factors is 0.
+    """Make adapters for weights of a model, in their dtypes. Their product is 0, since one factor is 0.
 
     Shapes:
         weight `(*batch_size, out, *features)` -> `a` `(*batch_size, rank, prod(features))`, `b` `(*batch_size, out,
-        rank)`. The features of convolutions count as one.
-
-    Dtypes:
-        those of the weights.
+        rank)`.
 
     Args:
         rank: of the product.
-        alpha: the product is scaled by `alpha / rank`; that is 1 where alpha is None.
-        select: which leaves have adapters: a glob on the key with dots, a list of them, or a function of key and leaf.
-            Leaves of less than two dims, such as biases, are passed over.
+        alpha: the product is scaled by `alpha / rank`, or 1 if alpha is None.
+        select: leaves to adapt: a glob on the key with dots, a list of them, or a function of key and leaf. Leaves of
+            less than two dims, such as biases, are skipped.
         seed: of the random factor.
 
     Returns:
@@ -51,7 +48,7 @@ def lora_init(
 
     Raises:
         ShapeError: a rank below 1.
-        KeyPathError: nothing selected that has two dims.
+        KeyPathError: no leaf of two dims is selected.
 
     Example:
         >>> params = TensorDict({"fc": {"weight": torch.ones(4, 3), "bias": torch.ones(4)}})
@@ -86,15 +83,15 @@ def lora_init(
 
 
 def is_weight(x: Any, k: int) -> bool:
-    """Whether a leaf is a floating-point tensor of two feature dims or more."""
+    """True for a floating-point tensor of at least two feature dims."""
     return isinstance(x, Tensor) and x.is_floating_point() and x.ndim - k > 1
 
 
 def lora_merge(params: TensorDict, adapters: TensorDict) -> TensorDict:
-    """Parameters with the products of adapters added: what the model computes with.
+    """Add the products of adapters to parameters.
 
     Args:
-        params: of the model; frozen where only the adapters are differentiated.
+        params: of the model.
         adapters: of `lora_init`.
 
     Returns:
@@ -116,7 +113,7 @@ def lora_merge(params: TensorDict, adapters: TensorDict) -> TensorDict:
 
 
 def lora_unmerge(params: TensorDict, adapters: TensorDict) -> TensorDict:
-    """Parameters as they were before `lora_merge` of these adapters, but for rounding.
+    """Undo `lora_merge` of these adapters, up to rounding.
 
     Raises:
         StructureError: as `lora_merge`.
@@ -131,7 +128,7 @@ def lora_unmerge(params: TensorDict, adapters: TensorDict) -> TensorDict:
 
 
 def changed(op: str, params: TensorDict, adapters: TensorDict, fn: Callable[[Tensor, Tensor], Tensor]) -> TensorDict:
-    """`fn` of each adapted weight and its product; the sum is rounded once."""
+    """`fn` of each adapted weight and its product, rounded once."""
     expect(op, params, TensorDict, of=" of parameters")
     expect(op, adapters, TensorDict, of=" of adapters")
     factors = pairs_of(op, params, adapters)
@@ -144,7 +141,7 @@ def changed(op: str, params: TensorDict, adapters: TensorDict, fn: Callable[[Ten
 
 
 def pairs_of(op: str, params: TensorDict, adapters: TensorDict) -> dict[KeyPath, tuple[Any, Any, float]]:
-    """Both factors and the scale of each weight."""
+    """Factors and scale of each weight."""
     own, found, wrong = adapters._leaves, {}, {}
     for path in dict.fromkeys([path_of(parts(p)[:-1]) for p in own]):
         x, a, b = params._leaves.get(path), own.get((*parts(path), "a")), own.get((*parts(path), "b"))
@@ -161,7 +158,7 @@ def pairs_of(op: str, params: TensorDict, adapters: TensorDict) -> dict[KeyPath,
 
 
 def fit(weight: Any, a: Any, b: Any, k: int) -> bool:
-    """Whether two factors are those of a weight of k batch dims."""
+    """True if the shapes of two factors fit a weight of k batch dims."""
     if len(weight) < k + 2 or len(a) != k + 2 or len(b) != k + 2:
         return False
     inner = math.prod(weight[k + 1 :])

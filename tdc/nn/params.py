@@ -3,13 +3,11 @@
     params = TensorDictParams(td)       named_parameters, state_dict, .to, optimisers, DDP: as of any module
     params.td                           the TensorDict, with the Parameters themselves as leaves
 
-A TensorDict never changes and is no module; a module is what torch's optimisers, checkpoints and wrappers take. This is
-the bridge. Each inner node is a submodule that holds nothing but tensors, so names have dots where paths have keys, and
-`.to()`, `deepcopy`, `pickle` and `load_state_dict` are torch's own. No tensor is kept outside the modules: `td` is put
-together from what they hold when it is asked for.
+Each inner node is a submodule that holds only tensors, so names have dots between keys, and `.to()`, `deepcopy`,
+`pickle` and `load_state_dict` are torch's own. `td` is built from the submodules on each access.
 
 Invariants:
-  - `params.td` has the keys, in their order, the batch size and the classes of nodes of the TensorDict it was made of;
+  - `params.td` has the keys in order, the batch size and the classes of nodes of the original TensorDict;
   - a leaf under two keys is one Parameter under both.
 """
 
@@ -32,18 +30,17 @@ class TensorDictParams(nn.Module):
     """A module that holds the leaves of a TensorDict: floating-point ones as parameters, others as buffers.
 
     Args:
-        td: leaves are tensors. Memory is shared with it; leaves that are Parameters stay these very objects.
-        buffers: keys of leaves or inner nodes that are no parameters, such as running statistics:
+        td: leaves are tensors. Memory is shared; Parameters stay the same objects.
+        buffers: keys of leaves or inner nodes that become buffers, such as running statistics:
             `tdc.from_module(net, params=False).keys(True, True)`.
 
     Raises:
-        DtypeError: td is no TensorDict.
-        UnsupportedError: leaves that are no tensors.
-        KeyPathError: keys with a dot, which separates keys in the names of parameters; a key of `buffers` that is not
-            there.
+        DtypeError: td is not a TensorDict.
+        UnsupportedError: leaves that are not tensors.
+        KeyPathError: keys with a dot, which separates keys in names of parameters; an unknown key in `buffers`.
 
     Compile:
-        fullgraph; `params.td` in a compiled function costs no more than the parameters of a module.
+        fullgraph; `params.td` costs no more than the parameters of a module.
 
     Example:
         >>> import torch
@@ -87,17 +84,17 @@ class TensorDictParams(nn.Module):
 
     @property
     def td(self) -> TensorDict:
-        """The TensorDict as it is now: its leaves are the Parameters and buffers themselves."""
+        """The current TensorDict; its leaves are the Parameters and buffers themselves."""
         found: dict[KeyPath, Any] = {}
         gather(self, (), found)
         return build_td({path: found[path] for path in self._paths}, self._nodes, self._size)
 
     def forward(self) -> TensorDict:
-        """`td`; so that a wrapper around the module, such as DistributedDataParallel, sees the call."""
+        """`td`, for wrappers that hook calls, such as DistributedDataParallel."""
         return self.td
 
     def __getitem__(self, key: Any) -> Any:
-        """The Parameter, buffer or inner TensorDict at a key; or with an index on the batch dims a TensorDict."""
+        """The Parameter, buffer or inner TensorDict at a key, or a TensorDict of indexed batch dims."""
         return self.td[key]
 
     def __repr__(self) -> str:
@@ -105,7 +102,7 @@ class TensorDictParams(nn.Module):
 
 
 def check(leaves: dict[KeyPath, Any]) -> None:
-    """Leaves are tensors (else an UnsupportedError), keys have no dots (else a KeyPathError); all others are named."""
+    """Refuse leaves that are not tensors and keys with dots; all are named."""
     odd = {show(p): describe(x) for p, x in leaves.items() if not isinstance(x, Tensor)}
     hint = "hold the tensor inside, x.values or x.data, and build the batch where it is used"
     refuse_wrong(UnsupportedError, "nn.TensorDictParams", "leaves that are tensors", odd, "others", hint)
@@ -115,7 +112,7 @@ def check(leaves: dict[KeyPath, Any]) -> None:
 
 
 def owner_of(module: nn.Module, path: list[str]) -> nn.Module:
-    """The module of an inner node, made where it is not there. Put there by hand: torch refuses names like "to"."""
+    """The module of an inner node, made if missing; not by `add_module`, which refuses names like "to"."""
     for key in path:
         children: dict[str, Any] = module._modules
         module = children.setdefault(key, nn.Module())
@@ -123,7 +120,7 @@ def owner_of(module: nn.Module, path: list[str]) -> nn.Module:
 
 
 def gather(module: Any, prefix: KeyPath, found: dict[KeyPath, Any]) -> None:
-    """Add the tensors of a module and all below it, by path."""
+    """Collect the tensors of a module and its submodules by path."""
     for store in (module._parameters, module._buffers):
         for name, x in store.items():
             found[join(prefix, name)] = x

@@ -11,32 +11,29 @@ TensorDict, and a whole training step compiles as one graph. The numbers are tho
 Invariant: nothing is changed in place; learning rates and steps are tensors or constants of the graph, never reread.
 """
 
-from tdc.optim.adafactor import adafactor as adafactor
-from tdc.optim.adagrad import adadelta as adadelta
-from tdc.optim.adagrad import adagrad as adagrad
-from tdc.optim.adagrad import rmsprop as rmsprop
 from tdc.optim.adam import adam as adam
 from tdc.optim.adam import adamax as adamax
 from tdc.optim.adam import adamw as adamw
 from tdc.optim.adam import debias as debias
 from tdc.optim.adam import nadam as nadam
 from tdc.optim.adam import radam as radam
+from tdc.optim.averages import averaged as averaged
+from tdc.optim.averages import ema as ema
+from tdc.optim.averages import lookahead as lookahead
+from tdc.optim.averages import schedule_free_adamw as schedule_free_adamw
+from tdc.optim.averages import schedule_free_sgd as schedule_free_sgd
+from tdc.optim.by_leaf import adafactor as adafactor
 from tdc.optim.by_leaf import lamb as lamb
 from tdc.optim.by_leaf import muon as muon
-from tdc.optim.chain import chain as chain
 from tdc.optim.clip import clip_by_global_norm as clip_by_global_norm
 from tdc.optim.clip import clip_by_norm as clip_by_norm
 from tdc.optim.clip import clip_by_value as clip_by_value
 from tdc.optim.clip import decay as decay
 from tdc.optim.clip import global_norm as global_norm
 from tdc.optim.clip import noise as noise
-from tdc.optim.ema import averaged as averaged
-from tdc.optim.ema import ema as ema
-from tdc.optim.ema import lookahead as lookahead
-from tdc.optim.groups import masked as masked
-from tdc.optim.groups import partition as partition
-from tdc.optim.inject import inject as inject
-from tdc.optim.lion import lion as lion
+from tdc.optim.combine import chain as chain
+from tdc.optim.combine import masked as masked
+from tdc.optim.combine import partition as partition
 from tdc.optim.loss_scale import LossScale as LossScale
 from tdc.optim.schedule import constant as constant
 from tdc.optim.schedule import cosine as cosine
@@ -48,8 +45,10 @@ from tdc.optim.schedule import one_cycle as one_cycle
 from tdc.optim.schedule import piecewise as piecewise
 from tdc.optim.schedule import polynomial as polynomial
 from tdc.optim.schedule import wsd as wsd
-from tdc.optim.schedule_free import schedule_free_adamw as schedule_free_adamw
-from tdc.optim.schedule_free import schedule_free_sgd as schedule_free_sgd
+from tdc.optim.sgd import adadelta as adadelta
+from tdc.optim.sgd import adagrad as adagrad
+from tdc.optim.sgd import lion as lion
+from tdc.optim.sgd import rmsprop as rmsprop
 from tdc.optim.sgd import sgd as sgd
 from tdc.optim.sharded import sharded as sharded
 from tdc.optim.torch_optim import from_torch_optim as from_torch_optim
@@ -58,6 +57,7 @@ from tdc.optim.transform import Optimizer as Optimizer
 from tdc.optim.transform import Rate as Rate
 from tdc.optim.transform import Schedule as Schedule
 from tdc.optim.transform import Transform as Transform
+from tdc.optim.wrappers import inject as inject
 from tdc.optim.wrappers import master_weights as master_weights
 from tdc.optim.wrappers import multi_steps as multi_steps
 from tdc.optim.wrappers import skip_nonfinite as skip_nonfinite

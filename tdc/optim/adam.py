@@ -1,7 +1,7 @@
-"""Adam and its kin: steps along a running mean of gradients, divided by the root of a running mean of their squares.
+"""The family of Adam: steps along a running mean of gradients, divided by the root of a running mean of their squares.
 
 adam      weight decay in the gradient          nadam     with Nesterov's momentum
-adamw     weight decay past it                  radam     without the root while its variance is too large
+adamw     decoupled weight decay                radam     without the root while its variance is too large
 adamax    divided by a running maximum
 """
 
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
+from tdc.kernels import optimizers as kernels
 from tdc.optim import foreach as c
-from tdc.optim import fused
 from tdc.optim.base import optimizer
 from tdc.optim.foreach import Column, Scalar
+from tdc.optim.fused import can_fuse, updated
 from tdc.optim.transform import Optimizer, Rate, check_numbers, given, pair_of
 
 
@@ -30,7 +31,7 @@ def adam(
     Args:
         lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         betas, eps, weight_decay: as in `torch.optim.Adam`, with its defaults.
-        amsgrad: divide by the largest running mean of squares that there was.
+        amsgrad: divide by the largest running mean of squares so far.
 
     Returns:
         An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`, with amsgrad also `"largest"`.
@@ -39,7 +40,6 @@ def adam(
         StructureError: a setting out of its range.
 
     Example:
-        >>> from tdc import TensorDict
         >>> opt = adam(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -60,7 +60,6 @@ def adamw(
     """Adam with decoupled weight decay; all but that as `adam`, with the defaults of `torch.optim.AdamW`.
 
     Example:
-        >>> from tdc import TensorDict
         >>> opt = adamw(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -76,17 +75,17 @@ def adamw(
 def of_adam(
     op: str, lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float, amsgrad: bool, decoupled: bool
 ) -> Optimizer:
-    """Adam, with weight decay past the gradient where it is decoupled."""
+    """Adam, with weight decay of the gradient or decoupled from it."""
     beta1, beta2 = pair_of(op, betas)
     check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay)
 
     def many(ps: Column, gs: Column, means: Column, squares: Column, *rest: Any) -> tuple[Column, ...]:
         *largest, rate, n = rest
-        if fused.takes([ps, gs, means, squares, *largest], rate, n, *betas, eps, weight_decay):
-            return fused.adam.stepped([ps, gs, means, squares, *largest], rate, n, *betas, eps, weight_decay, decoupled)
+        columns, settings = [ps, gs, means, squares, *largest], (*betas, eps, weight_decay)
+        if can_fuse(columns, rate, n, *settings):
+            return updated(kernels.adam, columns, rate, n, *settings, decoupled)
         ps, gs = decayed(ps, gs, weight_decay, 1 - rate * weight_decay if decoupled else None)
-        means = c.lerp(means, gs, 1 - beta1)
-        squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)
+        means, squares = c.lerp(means, gs, 1 - beta1), moved_squares(squares, gs, beta2)
         largest = [c.maximum(xs, squares) for xs in largest]
         root = debias(beta2, n).sqrt()
         sizes = c.plus_number(c.over(c.sqrt(largest[0] if largest else squares), root), eps)
@@ -96,10 +95,15 @@ def of_adam(
 
 
 def decayed(ps: Column, gs: Column, weight_decay: Scalar, keep: Scalar | None) -> tuple[Column, Column]:
-    """Weight decay: of the parameters where it says what to keep of them, else as a term of the gradients."""
+    """Weight decay as a term of the gradients, or, with a factor `keep`, of the parameters."""
     if not given(weight_decay):
         return ps, gs
     return (ps, c.plus(gs, ps, weight_decay)) if keep is None else (c.times(ps, keep), gs)
+
+
+def moved_squares(squares: Column, xs: Column, beta: float) -> Column:
+    """Running means of squares after one step."""
+    return c.plus_product(c.times(squares, beta), xs, xs, 1 - beta)
 
 
 def adamax(
@@ -111,7 +115,6 @@ def adamax(
         An `Optimizer`; its state is `{"mean": …, "largest": …, "step": …}`.
 
     Example:
-        >>> from tdc import TensorDict
         >>> opt = adamax(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> opt.update(params, opt.init(params), params)[0]["w"]
@@ -143,7 +146,6 @@ def nadam(
         An `Optimizer`; its state is `{"mean": …, "square": …, "product": …, "step": …}`, the product of all momenta.
 
     Example:
-        >>> from tdc import TensorDict
         >>> opt = nadam(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> opt.update(params, opt.init(params), params)[0]["w"]
@@ -161,8 +163,7 @@ def nadam(
         root: Scalar,
     ) -> tuple[Column, ...]:  # fmt: skip
         ps, gs = decayed(ps, gs, weight_decay, keep if decoupled_weight_decay else None)
-        means = c.lerp(means, gs, 1 - beta1)
-        squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)
+        means, squares = c.lerp(means, gs, 1 - beta1), moved_squares(squares, gs, beta2)
         sizes = c.plus_number(c.over(c.sqrt(squares), root), eps)
         return c.minus(c.minus(ps, c.ratio(gs, sizes), by_grad), c.ratio(means, sizes), by_mean), means, squares
 
@@ -179,13 +180,12 @@ def radam(
     lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
 ) -> Optimizer:  # fmt: skip
-    """Adam with a rectified variance: the first steps go along the mean alone; settings as in `torch.optim.RAdam`.
+    """Adam with a rectified variance: the first steps are of momentum alone; settings as in `torch.optim.RAdam`.
 
     Returns:
         An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
 
     Example:
-        >>> from tdc import TensorDict
         >>> opt = radam(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> opt.update(params, opt.init(params), params)[0]["w"]
@@ -203,8 +203,7 @@ def radam(
         ps: Column, gs: Column, means: Column, squares: Column, keep: Scalar, plain: Scalar, rate: Scalar
     ) -> tuple[Column, ...]:
         ps, gs = decayed(ps, gs, weight_decay, keep if decoupled_weight_decay else None)
-        means = c.lerp(means, gs, 1 - beta1)
-        squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)
+        means, squares = c.lerp(means, gs, 1 - beta1), moved_squares(squares, gs, beta2)
         rectified = c.ratio(means, c.plus_number(c.sqrt(squares), eps))
         return c.minus(c.minus(ps, means, plain), rectified, rate), means, squares
 

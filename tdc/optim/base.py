@@ -1,14 +1,13 @@
-"""How an optimiser is written: the state it begins with, and the update.
+"""`optimizer` makes an optimiser of a function on columns, lists of tensors of one dtype (see `foreach`).
 
-An optimiser is a function `many(ps, gs, *moments, *scalars) -> (ps, *moments)` on columns, lists of plain tensors of
-one dtype; see `foreach`. `optimizer` runs it on the leaves that have a gradient.
+    many(ps, gs, *moments, *scalars) -> (ps, *moments)      for the leaves that have a gradient
 
     k batch dims: none for one model; (K,) for K stacked ones
     parameters, gradients, moments (*k, *features)        step, learning rate, other scalars (*k,)
 
 Invariants:
   - a parameter without a gradient, and its moments, are the same objects before and after;
-  - moments of bfloat16 and float16 parameters, and the arithmetic, are float32; complex ones go as pairs of reals;
+  - moments and arithmetic of bfloat16 and float16 parameters are float32; complex numbers are pairs of reals;
   - a check looks at keys, dtypes and shapes, never at values.
 """
 
@@ -54,15 +53,13 @@ def optimizer(
     """An optimiser with moments of these names.
 
     Args:
-        scalars: takes the learning rate and the number of this step, from 1, with the digits that the parameters have,
-            and returns what `many` gets behind the columns.
-        start: moments before the first step, of the parameter; those of other names are zeros.
-        kept: numbers in the state beside the step, and what they are before the first step. `scalars` takes them last
-            and returns the new ones first.
-        features: for what is not elementwise: `many` takes the number of batch dims before all else, and this function
-            refuses parameters that it is not for, `(op, leaves, batch dims)`.
-        own_shapes: whether moments have other shapes than the parameters.
-        warmup: over how many steps the rate rises in a line.
+        scalars: `(rate, step from 1, *kept) -> (*kept, *scalars)`, the numbers that `many` gets after the columns.
+        start: functions of a parameter that make moments before the first step; the others are zeros.
+        kept: numbers in the state beside the step, and their first values.
+        features: for an optimiser that is not elementwise: `many` takes the number of batch dims first, and
+            `features(op, leaves, batch dims)` refuses unsuitable parameters.
+        own_shapes: True if moments have other shapes than the parameters.
+        warmup: number of steps of a linear rise of the rate.
     """
     numbers: dict[str, float] = dict(kept or {})
 
@@ -103,25 +100,29 @@ def optimizer(
 
 
 def rate_text(lr: Rate) -> str:
-    """A learning rate as an optimiser prints it; a schedule by the function that made it."""
+    """A learning rate as text; a schedule by the function that made it."""
     return f"{lr:g}" if isinstance(lr, (int, float)) else maker_of(lr)
 
 
 def begin(
     params: TensorDict, names: tuple[str, ...], start: Mapping[str, Start], kept: Mapping[str, float]
 ) -> TensorDict:
-    """The state before the first step: a start for each moment, and numbers for each member."""
-    made = [start.get(name, zeros) for name in names]
-    moments = {
-        name: params.apply(lambda p, make=make: make(p) if trainable(p) else None)
-        for name, make in zip(names, made, strict=True)
-    }
+    """The state before the first step."""
+    moments = {}
+    for name in names:
+        make = start.get(name, zeros)
+        moments[name] = params.apply(lambda p, make=make: make(p) if trainable(p) else None)
+    step, dtype = first_step(params)
+    numbers = {name: torch.full_like(step, x, dtype=dtype) for name, x in kept.items()}
+    return TensorDict({**moments, **numbers, "step": step}, params.batch_size)
+
+
+def first_step(params: TensorDict) -> tuple[Tensor, torch.dtype]:
+    """Step 0 of each model, and the dtype of other numbers in a state."""
     tensors = [p for p in params._leaves.values() if trainable(p)]
-    device, size = tensors[0].device if tensors else params.device, params.batch_size
+    device = tensors[0].device if tensors else params.device
     dtype = torch.float64 if any([p.dtype in DOUBLE for p in tensors]) else torch.float32
-    numbers = {name: torch.full(size, x, dtype=dtype, device=device) for name, x in kept.items()}
-    step = torch.zeros(size, dtype=torch.int64, device=device)
-    return TensorDict({**moments, **numbers, "step": step}, size)
+    return torch.zeros(params.batch_size, dtype=torch.int64, device=device), dtype
 
 
 def zeros(p: Tensor) -> Tensor:
@@ -130,13 +131,13 @@ def zeros(p: Tensor) -> Tensor:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which moments are kept and updates computed."""
+    """The dtype of moments and of arithmetic."""
     return torch.float32 if dtype in HALF else dtype
 
 
 @constant
 def grouped(dtypes: Sequence[Any]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
-    """Each dtype and the positions where it is: `((torch.float32, (0, 2)), (torch.float64, (1,)))`."""
+    """Positions of each dtype: `((torch.float32, (0, 2)), (torch.float64, (1,)))`."""
     kinds: dict[torch.dtype, list[int]] = {}
     for i, dtype in enumerate(dtypes):
         kinds.setdefault(dtype, []).append(i)
@@ -148,7 +149,7 @@ def matching(
     grads: Sequence[KeyPath], params: Sequence[KeyPath], state: Sequence[KeyPath], names: Sequence[str],
     kept: Sequence[str],
 ) -> bool:  # fmt: skip
-    """Whether a state has the moments of these gradients and nothing else, and all are of parameters."""
+    """True if a state has the moments of these gradients and nothing else, and params has their keys."""
     moments = [p for name in names for p in prefixed(name, grads)]
     return {"step", *kept, *moments} == set(state) and set(params).issuperset(grads)
 
@@ -157,7 +158,7 @@ def updated(
     op: str, many: Many, grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...],
     kept: tuple[str, ...], scalars: Callable[[Tensor], tuple[Scalar, ...]], own_shapes: bool,
 ) -> tuple[TensorDict, TensorDict]:  # fmt: skip
-    """New parameters and state: `many` on all leaves of one dtype that have a gradient, the rest as it was."""
+    """New parameters and state: `many` on the leaves of each dtype that have a gradient."""
     columns = matching_columns(grads, state, params, names, kept, own_shapes or traced())
     if columns is None:
         check_state(op, state, params, names, (*kept, "step"), own_shapes)
@@ -184,7 +185,7 @@ def updated(
 
 
 def columns_of(grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...]) -> list[Column]:
-    """The parameters that have gradients, the gradients, and the moments of each name."""
+    """Columns of parameters, gradients, and moments of each name."""
     paths = list(grads._leaves)
     moments = [gathered(state._leaves, paths, name) for name in names]
     return [gathered(params._leaves, paths), list(grads._leaves.values()), *moments]
@@ -194,9 +195,9 @@ def matching_columns(
     grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...], kept: tuple[str, ...],
     keys_only: bool,
 ) -> list[Column] | None:  # fmt: skip
-    """Columns, where gradients, moments and parameters have the same keys and shapes; None where they do not.
+    """Columns if gradients, moments and parameters have the same keys and shapes, else None.
 
-    Of moments a graph looks at keys alone: comparing all shapes is a fifth of what such a step takes to trace.
+    With `keys_only` the shapes of moments are not compared, a fifth of the time to trace a step.
     """
     if not matching(list(grads._leaves), list(params._leaves), list(state._leaves), names, kept):
         return None
@@ -213,12 +214,12 @@ def matching_columns(
 
 @constant
 def inexact(dtypes: Sequence[torch.dtype | None]) -> bool:
-    """Whether all are dtypes of tensors that may have a gradient."""
+    """True if all are floating-point or complex dtypes."""
     return all([dtype is not None and (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes])
 
 
 def of_dtype(many: Many, dtype: torch.dtype, columns: list[Column], scalars: tuple[Scalar, ...]) -> list[Column]:
-    """`many` in the wide dtype, on pairs of reals where parameters are complex; the results in the dtypes before."""
+    """`many` in the wide dtype, of complex parameters on pairs of reals; results in the dtypes of its arguments."""
     if dtype.is_complex:
         new, *moments = many(*[[torch.view_as_real(x.to(dtype)) for x in column] for column in columns], *scalars)
         return [[torch.view_as_complex(x) for x in column] for column in (new, *moments)]
@@ -229,7 +230,7 @@ def of_dtype(many: Many, dtype: torch.dtype, columns: list[Column], scalars: tup
 
 
 def of_columns(td: TensorDict, fn: Callable[..., Column], *others: TensorDict) -> TensorDict:
-    """`fn` on the floating-point leaves of each dtype, with those of others at the same keys, in wide dtypes."""
+    """`fn` on the floating-point leaves of each dtype and those of others at the same keys, in wide dtypes."""
     kinds = [x.dtype if isinstance(x, Tensor) else None for x in td._leaves.values()]
     leaves, paths = dict(td._leaves), list(td._leaves)
     for dtype, positions in grouped(kinds):
@@ -241,5 +242,5 @@ def of_columns(td: TensorDict, fn: Callable[..., Column], *others: TensorDict) -
 
 
 def cast(xs: Column, dtype: torch.dtype) -> Column:
-    """A column in a dtype; the column itself where it has it: a conversion takes as long to trace as a product."""
+    """A column in a dtype; the column itself if it has it, since a conversion takes as long to trace as a product."""
     return xs if not [x for x in xs if x.dtype != dtype] else [x.to(dtype) for x in xs]

@@ -1,12 +1,8 @@
-"""Transforms of gradients: bounds on their size, weight decay, noise.
-
-A clip is by member: each of a stacked ensemble is bounded by its own norm.
-"""
+"""Transforms of gradients: bounds on their size, weight decay, noise. Each model of an ensemble has its own norm."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +10,6 @@ from torch import Tensor
 from tdc.core.arguments import expect, expect_number
 from tdc.optim import foreach as c
 from tdc.optim.base import DOUBLE, of_columns, wide
-from tdc.optim.foreach import Column
 from tdc.optim.transform import Transform, check_grads, check_keys, check_numbers, stateless, trainable
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -22,19 +17,13 @@ BITS, SECOND = 0x7FFFFFFF, 0x5BD1E995  # 31 bits: products fit into int64, whose
 
 
 def global_norm(td: TensorDict) -> Tensor:
-    """The Euclidean norm of all leaves together, one for each member of the batch.
+    """The Euclidean norm of all leaves together, one for each entry of the batch.
 
     Shapes:
         leaves `(*batch_size, *features)` -> `batch_size`.
 
     Dtypes:
-        float32, float64 where a leaf is; integer leaves do not count.
-
-    Args:
-        td: gradients or parameters.
-
-    Compile:
-        fullgraph; under `vmap` one norm for each member.
+        float32, or float64 if a leaf is; integer leaves do not count.
 
     Example:
         >>> global_norm(TensorDict({"w": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}))
@@ -55,10 +44,7 @@ def global_norm(td: TensorDict) -> Tensor:
 
 
 def clip_by_global_norm(max_norm: float) -> Transform:
-    """Gradients scaled so that their global norm is at most `max_norm`; smaller ones stay as they are.
-
-    Shapes:
-        gradients `(*batch_size, *features)`; each member of the batch is scaled by its own norm.
+    """Gradients scaled so that their global norm is at most `max_norm`; each entry of the batch by its own norm.
 
     Args:
         max_norm: the largest norm, a float or a tensor `batch_size`.
@@ -88,7 +74,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
 
 def clip_by_norm(max_norm: float) -> Transform:
-    """Each leaf scaled so that its norm is at most `max_norm`; else as `clip_by_global_norm`.
+    """Each leaf scaled so that its norm is at most `max_norm`; otherwise as `clip_by_global_norm`.
 
     Example:
         >>> grads = TensorDict({"w": torch.tensor([3.0, 4.0]), "b": torch.tensor(0.5)})
@@ -102,21 +88,20 @@ def clip_by_norm(max_norm: float) -> Transform:
     check_numbers("optim.clip_by_norm", max_norm=max_norm)
 
     def clipped(grads: TensorDict, params: TensorDict) -> TensorDict:
-        def scaled(xs: Column) -> Column:
-            norms = [global_norm(build_td({"x": x}, {}, grads._size)) for x in xs]
-            scales = [(max_norm / (norm + 1e-6)).clamp(max=1.0) for norm in norms]
-            return [c.times([x], scale)[0] for x, scale in zip(xs, scales, strict=True)]
+        def scaled(x: Tensor) -> Tensor:
+            scale = (max_norm / (global_norm(build_td({"x": x}, {}, grads._size)) + 1e-6)).clamp(max=1.0)
+            return c.times([x], scale)[0]
 
-        return of_columns(grads, scaled)
+        return of_columns(grads, lambda xs: [scaled(x) for x in xs])
 
     return stateless(clipped)
 
 
 def clip_by_value(limit: float) -> Transform:
-    """Each element between `-limit` and `limit`; of complex ones the real and the imaginary part.
+    """Each element clipped to `[-limit, limit]`; complex ones by their real and imaginary part.
 
     Args:
-        limit: the largest size, a float or a tensor `batch_size`.
+        limit: a float or a tensor `batch_size`.
 
     Returns:
         A `Transform` for `chain`; its state is empty.
@@ -136,27 +121,21 @@ def clip_by_value(limit: float) -> Transform:
     check_numbers("optim.clip_by_value", limit=limit)
 
     def clipped(grads: TensorDict, params: TensorDict) -> TensorDict:
-        def between(xs: Column) -> Column:
-            reals = [torch.view_as_real(x) if x.is_complex() else x for x in xs]
-            bounds = c.each(limit, reals)
-            new = [torch.minimum(x, s) if isinstance(s, Tensor) else x.clamp(max=s) for x, s in pairs(reals, bounds)]
-            new = [torch.maximum(x, -s) if isinstance(s, Tensor) else x.clamp(min=-s) for x, s in pairs(new, bounds)]
-            return [torch.view_as_complex(y) if x.is_complex() else y for x, y in pairs(xs, new)]
+        def between(x: Tensor) -> Tensor:
+            real = torch.view_as_real(x) if x.is_complex() else x
+            (bound,) = c.each(limit, [real])
+            new = real.clamp(-bound, bound)
+            return torch.view_as_complex(new) if x.is_complex() else new
 
-        return of_columns(grads, between)
+        return of_columns(grads, lambda xs: [between(x) for x in xs])
 
     return stateless(clipped, elementwise=True)
 
 
-def pairs(xs: list[Any], ys: list[Any]) -> list[tuple[Any, Any]]:
-    """Columns of equal length, row by row."""
-    return list(zip(xs, ys, strict=True))
-
-
 def decay(weight: float) -> Transform:
-    """Weight decay as a term of the gradient, `gradient + weight * parameter`: with `masked` for some leaves only.
+    """Weight decay as a term of the gradient, `gradient + weight * parameter`; with `masked` for some leaves only.
 
-    Decoupled decay, as in AdamW, is a setting of the optimiser; other groups have other ones by `partition`.
+    Decoupled decay, as in AdamW, is a setting of the optimiser.
 
     Args:
         weight: a float or a tensor `batch_size`.
@@ -188,20 +167,19 @@ def decay(weight: float) -> Transform:
 def noise(eta: float, gamma: float = 0.55, seed: int = 0) -> Transform:
     """Gaussian noise added to gradients, of variance `eta / (1 + step) ** gamma`.
 
-    The numbers are a function of the state: saved and loaded, training goes on with the same ones. They need no
-    generator, so a graph draws them without reading or changing any.
+    The noise is a function of the state and uses no generator: a loaded checkpoint continues with the same numbers.
 
     Args:
         eta: the variance at the first step.
-        gamma: how fast it falls.
-        seed: of the first state. Members of an ensemble have numbers of their own.
+        gamma: exponent of its decay.
+        seed: of the first state. Models of an ensemble have noise of their own.
 
     Returns:
         A `Transform` for `chain`; its state is `{"key": …, "step": …}`.
 
     Raises:
         StructureError: a number less than 0.
-        DtypeError: a seed that is no int.
+        DtypeError: a seed that is not an int.
 
     Example:
         >>> params = TensorDict({"w": torch.zeros(10_000)})
@@ -219,8 +197,8 @@ def noise(eta: float, gamma: float = 0.55, seed: int = 0) -> Transform:
 
     def init(params: TensorDict) -> TensorDict:
         expect("optim.init", params, TensorDict, of=" of parameters")
-        members = torch.arange(params.numel(), device=params.device).view(params.batch_size)
-        key = scrambled((members + int(seed)) & BITS)
+        models = torch.arange(params.numel(), device=params.device).view(params.batch_size)
+        key = scrambled((models + int(seed)) & BITS)
         return TensorDict({"key": key, "step": torch.zeros_like(key)}, params.batch_size)
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -243,14 +221,14 @@ def noise(eta: float, gamma: float = 0.55, seed: int = 0) -> Transform:
 
 
 def scrambled(x: Tensor) -> Tensor:
-    """31 bits that depend on all bits of a number of 31 bits: products with odd numbers, and shifts."""
+    """Hash numbers of 31 bits: products with odd numbers, and shifts."""
     x = ((x ^ (x >> 16)) * 0x21F0AAAD) & BITS
     x = ((x ^ (x >> 15)) * 0x735A2D97) & BITS
     return x ^ (x >> 15)
 
 
 def normal(key: Tensor, start: int, count: int) -> Tensor:
-    """`(*batch, count)` normal numbers, of two uniform ones each (Box and Muller)."""
+    """Normal numbers `(*batch, count)` by Box and Muller."""
     at = scrambled(torch.arange(start, start + count, device=key.device) & BITS)
     keys = [key.unsqueeze(-1), scrambled(key ^ SECOND).unsqueeze(-1)]
     a, b = [(scrambled(at ^ k) >> 7).float() * 2.0**-24 for k in keys]

@@ -1,13 +1,12 @@
-"""Arithmetic of columns, lists of tensors with one for each leaf: how an optimiser is written.
+"""Arithmetic of columns, lists of tensors with one for each leaf, in which optimisers are written.
 
-    means = lerp(means, grads, 0.1)        one line for all leaves, not one call for each
+    means = lerp(means, grads, 0.1)        one line for all leaves
 
-Each function is one foreach operation where torch has one for it; Inductor makes the same kernels of these as of many
-operations, and fewer on a GPU. Under transforms of `torch.func`, which have no rule for them, it is one comprehension,
-since a Python call for each leaf would take long to trace; and so it is eagerly where the numbers would differ.
+Each function is one foreach operation of torch, which Inductor fuses as well as single ones, and on a GPU better. Under
+transforms of `torch.func`, which have no rule for foreach, and eagerly where its numbers differ, it is a comprehension.
 
     xs, ys      columns of one dtype
-    a, by       a number, a 0-d tensor, or one entry for each of K members, (K,), for tensors (K, *features)
+    a, by       a number, a 0-d tensor, or (K,), one entry for each of K models, for tensors (K, *features)
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ ADD, ADDCMUL = list_kernel("foreach_add"), list_kernel("foreach_addcmul")
 
 
 def one_kernel(*columns: Any) -> bool:
-    """Whether one foreach kernel may take all of these columns and scalars."""
+    """True if one foreach kernel can take all of these columns and scalars."""
     if not eager():
         return False
     tensors = [x for column in columns if isinstance(column, list) for x in column]
     return at_once(tensors) and not any([isinstance(by, Tensor) and (by.ndim or by.requires_grad) for by in columns])
 
 
-def one_kernel_in_graph(*columns: Any) -> bool:
-    """What Dynamo traces in place of `one_kernel`: a graph has tensors only, and Inductor one arithmetic for all."""
+def one_kernel_traced(*columns: Any) -> bool:
+    """Traced in place of `one_kernel`: a graph has tensors only."""
     if under_transform():
         return False
     return not any([isinstance(by, Tensor) and by.ndim for by in columns])
 
 
-trace_as(one_kernel, one_kernel_in_graph)
+trace_as(one_kernel, one_kernel_traced)
 
 
 def each(by: Scalar, xs: Column) -> list[Any]:
-    """A scalar as it combines with each leaf: of its dtype, extended over its features."""
+    """A scalar for each leaf: in its dtype, with its dims."""
     if not isinstance(by, Tensor) or not xs:
         return [by] * len(xs)
     by = by if xs[0].dtype.is_complex else by.to(xs[0].dtype)
@@ -58,12 +57,12 @@ def each(by: Scalar, xs: Column) -> list[Any]:
 
 
 def extended(by: Tensor, x: Tensor) -> Tensor:
-    """One entry for each member, with the dims of a leaf."""
+    """One entry for each model, with the dims of a leaf."""
     return by.view(*by.shape, *[1] * (x.ndim - by.ndim)) if by.ndim else by
 
 
 def columnwise(op: Callable[..., Tensor]) -> Callable[..., Column]:
-    """An operation of torch on a column, and on others or scalars with it."""
+    """An operation of torch on a column and other columns or scalars."""
     kernel = list_kernel(f"foreach_{op.__name__}")
     numbers = op is torch.lerp  # torch has no kernel that takes a tensor as the weight
 
@@ -92,8 +91,8 @@ absolute: Callable[[Column], Column] = columnwise(torch.abs)
 def plus(xs: Column, ys: Column, a: Scalar = 1.0) -> Column:
     """`x + a * y`.
 
-    Not by `torch.add`: Inductor makes `addmm` of the sum of anything and a matrix product, which a gradient is, and
-    loses the alpha (torch 2.11-2.13, `post_grad.addmm`). A difference it leaves alone.
+    By `torch.sub`: Inductor turns `torch.add` of a matrix product, such as a gradient, into `addmm` and drops alpha
+    (torch 2.11-2.13, `post_grad.addmm`).
     """
     if isinstance(a, Tensor):
         return [torch.addcmul(x, y, s) for x, y, s in zip(xs, ys, each(a, xs), strict=True)]
@@ -112,7 +111,7 @@ def plus_product(xs: Column, ys: Column, zs: Column, a: Scalar) -> Column:
 
 
 def minus(xs: Column, ys: Column, by: Scalar) -> Column:
-    """`x - by * y`: a step of length `by` against a direction."""
+    """`x - by * y`."""
     if not isinstance(by, Tensor):
         return plus(xs, ys, -by)
     if one_kernel(xs, ys, by):

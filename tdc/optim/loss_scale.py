@@ -1,10 +1,10 @@
-"""Losses of float16 scaled up, so that small gradients do not become 0, and the scale found while training.
+"""Dynamic loss scaling for float16, so that small gradients do not underflow.
 
-scaler = LossScale()
-state = scaler.init()
-loss scaled:            scaler.scale(state, loss)
-gradients, of it:       grads, finite = scaler.unscale(state, grads)
-after each step:        state = scaler.adjust(state, finite)
+    scaler = LossScale()
+    state = scaler.init()
+    scaled = scaler.scale(state, loss)                  differentiate this
+    grads, finite = scaler.unscale(state, grads)
+    state = scaler.adjust(state, finite)                after each step
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from tdc.compile.train_state import Scaling, first_scale, next_scale
 from tdc.core.arguments import expect, expect_at_least
 from tdc.core.errors import StructureError, message
+from tdc.optim.base import wide
 from tdc.optim.foreach import each
 from tdc.optim.transform import check_keys, check_numbers, check_td, trainable
 from tdc.optim.wrappers import all_finite
@@ -33,16 +34,16 @@ class LossScale:
 
     Args:
         init_scale: the first scale.
-        growth_factor: the scale is multiplied by it after `growth_interval` steps with finite gradients in a row.
-        backoff_factor: the scale is multiplied by it after a step with others.
-        growth_interval: how many steps.
+        growth_factor: multiplies the scale after `growth_interval` steps in a row with finite gradients.
+        backoff_factor: multiplies the scale after a step with other gradients.
+        growth_interval: number of steps.
 
     Raises:
-        StructureError: a scale of 0, a growth that does not grow or a backoff that does not fall.
+        StructureError: a scale of 0, a growth of at most 1, or a backoff of at least 1.
         ShapeError: an interval below 1.
 
     Compile:
-        fullgraph, no sync; vmap, one scale for each member.
+        fullgraph, no sync; vmap, one scale for each model.
 
     Example:
         >>> scaler = LossScale(init_scale=4.0)
@@ -69,18 +70,18 @@ class LossScale:
             raise StructureError(message(OP, "a scale above 0 and a growth above 1", got, hint="LossScale()"))
 
     def init(self, batch_size: tuple[int, ...] = (), device: torch.device | str | None = None) -> TensorDict:
-        """The first state: `"scale"`, and in `"growth_tracker"` how many steps in a row had finite gradients."""
+        """The first state: `"scale"`, and `"growth_tracker"`, the number of steps in a row with finite gradients."""
         return first_scale(as_size(batch_size), device, self.numbers)
 
     def scale(self, state: TensorDict, loss: Tensor) -> Tensor:
-        """A loss times the scale. It should be float32, as autocast makes it: the scale is above what float16 has."""
+        """A loss times the scale, in float32 at least: the scale may be larger than float16 allows."""
         check_keys(OP, state, KEYS)
         expect(OP, loss, Tensor, of=" of losses")
         dtype = torch.promote_types(loss.dtype, torch.float32)
         return loss.to(dtype) * state["scale"].to(dtype)
 
     def unscale(self, state: TensorDict, grads: TensorDict) -> tuple[TensorDict, Tensor]:
-        """Gradients of a scaled loss over the scale, in their dtypes, and whether all of them are finite."""
+        """Gradients of a scaled loss divided by the scale, in their dtypes, and a flag: True if all are finite."""
         check_keys(OP, state, KEYS)
         check_td(OP, grads)
         by = 1 / state["scale"]
@@ -88,7 +89,7 @@ class LossScale:
         return build_td(leaves, grads._nodes, grads._size, grads._device), all_finite(grads)
 
     def adjust(self, state: TensorDict, finite: Tensor) -> TensorDict:
-        """The next state: a smaller scale after gradients that were not finite, a larger one after many that were."""
+        """The next state: a smaller scale after gradients that are not finite, a larger one after many finite steps."""
         check_keys(OP, state, KEYS)
         expect(OP, finite, Tensor, of=" of bools")
         return next_scale(state, finite, self.numbers)
@@ -100,6 +101,6 @@ class LossScale:
 
 
 def scaled(x: Tensor, by: Tensor) -> Tensor:
-    """A gradient times a number for each member, rounded once."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return (wide * each(by, [wide])[0]).to(x.dtype)
+    """A gradient times a number for each model, rounded once."""
+    full = x.to(wide(x.dtype))
+    return (full * each(by, [full])[0]).to(x.dtype)

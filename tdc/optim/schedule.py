@@ -1,8 +1,7 @@
-"""Learning rates as functions of the step: tensors in, tensors out, so that no step compiles anew.
+"""Learning rates as functions of the step: tensors in, tensors out, so that no step recompiles.
 
-A schedule gets the number of updates made before: 0 at the first; an int64, or float64 of float64 parameters, so that
-their rates have all digits. It is elementwise, so `schedule(torch.arange(n))` is the whole curve, and each member of a
-stacked ensemble has a rate of its own. All compile whole, and go through vmap.
+A schedule gets the number of updates before this one: an int64, or float64 for float64 parameters, whose rates have
+full precision. It is elementwise: `schedule(torch.arange(n))` is the whole curve. All compile fullgraph and under vmap.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ def constant(lr: float) -> Schedule:
 
 
 def cosine(lr: float, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
-    """Up from 0 to `lr` in a line over the first `warmup` steps, then down to `floor` in half a cosine.
+    """A linear rise from 0 to `lr` over `warmup` steps, then half a cosine down to `floor`.
 
     Args:
         lr: the highest rate, at step `warmup`.
-        steps: where `floor` is reached, the warm-up included; from there on the rate stays.
-        warmup: how many steps the rise takes. With a warm-up the rate of step 0 is 0.
+        steps: step at which `floor` is reached, the warm-up included; later rates are `floor`.
+        warmup: number of steps of the rise. With a warm-up the rate of step 0 is 0.
         floor: the lowest rate.
 
     Raises:
@@ -72,7 +71,7 @@ def cosine(lr: float, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedu
 
 
 def linear(lr: float, end: float, steps: int) -> Schedule:
-    """From `lr` to `end` in a line over `steps` steps; there it stays. Up or down.
+    """A line from `lr` to `end` over `steps` steps, constant from there; up or down.
 
     Raises:
         StructureError: a rate less than 0.
@@ -89,7 +88,7 @@ def linear(lr: float, end: float, steps: int) -> Schedule:
 
 
 def polynomial(lr: float, steps: int, power: float = 1.0, end: float = 0.0) -> Schedule:
-    """From `lr` to `end` along `(1 - step / steps) ** power`; there it stays.
+    """From `lr` to `end` along `(1 - step / steps) ** power`, constant from there.
 
     Raises:
         StructureError: a number less than 0.
@@ -106,14 +105,14 @@ def polynomial(lr: float, steps: int, power: float = 1.0, end: float = 0.0) -> S
 
 
 def polynomial_of(op: str, lr: float, end: float, steps: int, power: float) -> Schedule:
-    """`polynomial`, as another function."""
+    """`polynomial` under the name of another function."""
     check_plain(op, lr=lr, end=end, power=power)
     expect_at_least(op, 1, "steps", steps)
     return lambda step: end + (lr - end) * (1 - step / steps).clamp(0.0, 1.0) ** power
 
 
 def exponential(lr: float, gamma: float, every: int = 1, end: float = 0.0) -> Schedule:
-    """`lr` times `gamma` for each step, or for each `every` steps, smoothly; not below `end`.
+    """`lr * gamma ** (step / every)`, at least `end`.
 
     Raises:
         StructureError: a number less than 0.
@@ -141,7 +140,7 @@ def piecewise(lr: float, milestones: Sequence[int], gamma: float | Sequence[floa
 
     Raises:
         StructureError: a number less than 0, milestones out of order, or not one factor for each.
-        DtypeError: milestones that are no ints.
+        DtypeError: milestones that are not ints.
 
     Example:
         >>> piecewise(1.0, [2, 4], gamma=0.5)(torch.arange(6))
@@ -174,7 +173,7 @@ def piecewise(lr: float, milestones: Sequence[int], gamma: float | Sequence[floa
 
 
 def inverse_sqrt(lr: float, warmup: int) -> Schedule:
-    """Up from 0 to `lr` in a line over `warmup` steps, then as one over the root of the step.
+    """A linear rise from 0 to `lr` over `warmup` steps, then proportional to `1 / sqrt(step)`.
 
     Raises:
         StructureError: a rate less than 0.
@@ -194,12 +193,12 @@ def inverse_sqrt(lr: float, warmup: int) -> Schedule:
 
 
 def wsd(lr: float, steps: int, warmup: int, decay: int, floor: float = 0.0) -> Schedule:
-    """Warm-up, stable, decay: up from 0 to `lr` in a line, constant, then down to `floor` in a line.
+    """Warm-up, stable, decay: a linear rise from 0 to `lr`, constant, a linear fall to `floor`.
 
     Args:
         lr: the highest rate.
-        steps: all of them; from there on the rate is `floor`.
-        warmup, decay: how many the rise and the fall take.
+        steps: total number of steps; later rates are `floor`.
+        warmup, decay: number of steps of the rise and of the fall.
         floor: the last rate.
 
     Raises:
@@ -278,10 +277,10 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
 
     Args:
         schedules: functions `step -> lr`.
-        boundaries: the step at which each but the first begins.
+        boundaries: first steps of all schedules but the first.
 
     Raises:
-        DtypeError: no list of functions, or boundaries that are no ints.
+        DtypeError: not a list of functions, or boundaries that are not ints.
         StructureError: boundaries out of order, or not one less than schedules.
 
     Example:
@@ -310,24 +309,23 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
 
 
 def check_plain(op: str, *, below: float | None = None, **numbers: Any) -> None:
-    """`check_numbers` of settings among which there is no schedule."""
+    """`check_numbers` of settings that may not be schedules."""
     check_numbers(op, below=below, **numbers)
     expect_number(op, *numbers.values())
 
 
 def level(step: Tensor, rate: float) -> Tensor:
-    """The same rate at every step, in the dtype of the steps, or the default one where they are ints."""
+    """One rate for all steps, in the dtype of the steps or, if they are ints, the default dtype."""
     dtype = step.dtype if step.is_floating_point() else torch.get_default_dtype()
     return torch.full(step.shape, float(rate), dtype=dtype, device=step.device)
 
 
 def bounds_of(op: str, name: str, steps: Any) -> list[int]:
-    """Steps in order, at least 0."""
+    """Check that steps are in order and at least 0."""
     if not isinstance(steps, (tuple, list)):
         raise DtypeError(message(op, f"a list of {name}", describe(steps), hint=f"{name}=[100, 200]"))
     given: list[Any] = list(steps)
     expect_number(op, *given, whole=True)
-    if sorted(given) != given or any([n < 0 for n in given]):
-        got = f"{given}"
-        raise StructureError(message(op, f"{name} in order, from 0 on", got, hint=f"{name}=[100, 200]"))
+    if sorted(given) != given or min(given, default=0) < 0:
+        raise StructureError(message(op, f"{name} in order, from 0 on", f"{given}", hint=f"{name}=[100, 200]"))
     return given

@@ -1,14 +1,14 @@
-"""The state of an optimiser shared out over processes, each of which updates its own part of the parameters.
+"""Optimiser state sharded over processes, each of which updates its own part of the parameters.
 
     parameters      w (3, 2), b (3,)      w w w w w w b b b 0      one vector for each dtype, in parts of one size
     process 0       w w w w w             its state, its new numbers
     process 1       w b b b 0             its state, its new numbers
     all             w w w w w w b b b     gathered, and cut into w and b again
 
-All processes have all parameters and the same gradients, so all have the same new parameters. Of two moments each holds
-`1 / processes`; one `torch.distributed.all_gather` for each dtype sends the parameters once.
+All processes have all parameters and the same gradients. One `torch.distributed.all_gather` for each dtype exchanges
+the new parameters.
 
-Invariant: a step is that of the optimiser alone, number for number, since it treats each number by itself.
+Invariant: a step equals that of the optimiser alone, number for number, since it is elementwise.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ OP = "optim.sharded"
 
 
 def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
-    """An optimiser of which each process of a group has the state of its own part of the parameters only.
+    """Shard the state of an optimiser: each process of a group has that of its own part of the parameters.
 
-    Gradients and parameters are those of all processes, as `train_step(process_group=)` makes them.
+    Gradients and parameters are the same in all processes, as `train_step(process_group=)` makes them.
 
     Shapes:
-        the state has one vector `(ceil(n / processes),)` in place of all moments of one dtype, n numbers in all.
+        in place of the moments of one dtype, n numbers in all, the state has a vector `(ceil(n / processes),)`.
 
     Args:
-        optimizer: one that treats each number by itself, as `adamw`, `sgd`, `lion`. What looks at norms or keys stands
-            outside: `chain(clip_by_global_norm(1.0), sharded(adamw(1e-3), group))`, or `partition` of sharded parts.
+        optimizer: elementwise, as `adamw`, `sgd`, `lion`. Put what reads norms or keys outside:
+            `chain(clip_by_global_norm(1.0), sharded(adamw(1e-3), group))`, or `partition` of sharded parts.
         process_group: such as `torch.distributed.group.WORLD`.
 
     Returns:
-        An `Optimizer`; its state is `{"inner": …}`, other numbers in each process, which each saves by itself. The
-        average that `schedule_free_adamw` keeps is a part, too: to evaluate with, take `train_step(average=ema())`.
+        An `Optimizer`; its state is `{"inner": …}`, which each process saves by itself. The average of
+        `schedule_free_adamw` is sharded, too: evaluate with `train_step(average=ema())`.
 
     Raises:
-        DtypeError: no optimiser, or no process group.
-        StructureError: an optimiser that takes norms, shapes or keys; in `update`, parameters without a gradient.
+        DtypeError: not an optimiser, or not a process group.
+        StructureError: an optimiser that is not elementwise; in `update`, parameters without a gradient.
         ShapeError: parameters with batch dims, of an ensemble.
 
     Compile:
-        fullgraph; the exchange is part of the graph. Under `vmap` it is refused.
+        fullgraph; the exchange is part of the graph. Refused under `vmap`.
 
     Example:
         >>> from tdc.optim import adamw
@@ -84,7 +84,7 @@ def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
 
 @dataclass(frozen=True)
 class Shards:
-    """The two functions of a sharded optimiser."""
+    """`init` and `update` of a sharded optimiser."""
 
     optimizer: Optimizer
     group: Any
@@ -104,7 +104,7 @@ class Shards:
         hint = "gradients of all of them, or partition({'frozen.*': None, '*': sharded(...)})"
         refuse_wrong(StructureError, OP, "a gradient for each parameter", lacking, "without one", hint)
         if under_transform():
-            raise UnsupportedError(message(OP, "no vmap around processes", "one", hint="train members apart"))
+            raise UnsupportedError(message(OP, "no vmap around processes", "one", hint="train the models one by one"))
         new, inner = self.optimizer.update(self.own(grads, kinds), state["inner"], self.own(params, kinds))
         leaves = params._leaves
         for name, paths in kinds.items():
@@ -114,8 +114,8 @@ class Shards:
 
     def own(self, td: TensorDict, kinds: Kinds) -> TensorDict:
         """The part of this process, one vector for each dtype."""
-        parts = {name: part_of(gathered(td._leaves, paths), self.rank, self.count) for name, paths in kinds.items()}
-        return TensorDict(parts)
+        leaves, rank, count = td._leaves, self.rank, self.count
+        return TensorDict({name: part_of(gathered(leaves, paths), rank, count) for name, paths in kinds.items()})
 
 
 # -- parts of vectors
@@ -126,7 +126,7 @@ NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 
 
 def kinds_of(params: TensorDict) -> Kinds:
-    """The paths of the trainable leaves of each dtype."""
+    """Paths of the trainable leaves of each dtype."""
     if params.ndim:
         hint = "one model in each process, or the optimizer without sharded"
         raise ShapeError(message(OP, "parameters without batch dims", f"{params.ndim} of them", hint=hint))
@@ -142,7 +142,7 @@ def kinds_of(params: TensorDict) -> Kinds:
 
 
 def part_of(tensors: list[Tensor], rank: int, count: int) -> Tensor:
-    """What a process has of tensors one behind the other; the last part is filled up with zeros."""
+    """The part of a process in concatenated tensors; the last part is padded with zeros."""
     size = -(-sum([x.numel() for x in tensors]) // count)
     first, begin, found = rank * size, 0, []
     for x in tensors:
@@ -154,7 +154,7 @@ def part_of(tensors: list[Tensor], rank: int, count: int) -> Tensor:
 
 
 def from_all(part: Tensor, count: int, group: Any) -> Tensor:
-    """The parts of all processes, one behind the other."""
+    """The parts of all processes, concatenated."""
     mine = (torch.view_as_real(part) if part.is_complex() else part).contiguous()
     parts = [torch.empty_like(mine) for _ in range(count)]
     dist.all_gather(parts, mine, group=group)
@@ -163,7 +163,7 @@ def from_all(part: Tensor, count: int, group: Any) -> Tensor:
 
 
 def cut(whole: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Tensors one behind the other, each with memory of its own, in the shapes of others."""
+    """Split concatenated tensors into the shapes of others, each with memory of its own."""
     sizes = [x.numel() for x in like]
     parts = whole[: sum(sizes)].split(sizes)
     return [part.reshape(x.shape).clone() for part, x in zip(parts, like, strict=True)]

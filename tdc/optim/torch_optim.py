@@ -1,9 +1,9 @@
-"""Optimisers of `torch.optim` as transforms, with what they remember, and back.
+"""Optimisers of `torch.optim` as transforms, with their state, and back.
 
     opt, state = from_torch_optim(optimizer, net)          settings of each param group, moments of each parameter
     optimizer.load_state_dict(to_torch_state_dict(state, optimizer, net))
 
-One param group becomes one optimiser; several become the parts of a partition by key, in their order.
+One param group becomes one optimiser; several become the parts of a partition by key, in order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message, refuse_wrong
-from tdc.core.keys import path_of, show
+from tdc.core.keys import parts, path_of, show
 from tdc.core.typing import KeyPath
-from tdc.optim.adagrad import adadelta, adagrad, rmsprop
 from tdc.optim.adam import adam, adamax, adamw, nadam, radam
-from tdc.optim.groups import by_paths
-from tdc.optim.sgd import sgd
+from tdc.optim.combine import by_paths
+from tdc.optim.sgd import adadelta, adagrad, rmsprop, sgd
 from tdc.optim.transform import Optimizer, check_td
 from tdc.tensordict.paths import top_keys
 from tdc.tensordict.tensordict import TensorDict
@@ -33,7 +32,7 @@ ADAM = {"mean": "exp_avg", "square": "exp_avg_sq"}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a class of torch is called here, and what it calls the moments."""
+    """Our function for a class of torch, and its names of our moments."""
 
     make: Callable[..., Optimizer]
     moments: dict[str, str]
@@ -50,31 +49,23 @@ KINDS: dict[type, Kind] = {
     torch.optim.RMSprop: Kind(rmsprop, {"square": "square_avg", "momentum": "momentum_buffer", "mean": "grad_avg"}),
     torch.optim.Adadelta: Kind(adadelta, {"square": "square_avg", "delta": "acc_delta"}),
 }
-HOW = {
-    "foreach",
-    "fused",
-    "capturable",
-    "differentiable",
-    "params",
-    "param_names",
-    "initial_lr",
-}  # not what is computed
+IGNORED = {"foreach", "fused", "capturable", "differentiable", "params", "param_names", "initial_lr"}
 NUMBERS = {"product": "mu_product"}  # of nadam, one for all parameters
 
 
 def from_torch_optim(optimizer: torch.optim.Optimizer, module: nn.Module) -> tuple[Optimizer, TensorDict]:
-    """An optimiser with the settings of one of torch, and a state that goes on where it is.
+    """Convert an optimiser of torch, with its settings and its current state.
 
     Args:
-        optimizer: SGD, Adam, AdamW, Adamax, NAdam, RAdam, Adagrad, RMSprop or Adadelta. Its learning rate is the one of
-            now; a scheduler is not taken over.
-        module: whose parameters it has; their names are the keys. Parameters in no group stay as they are.
+        optimizer: SGD, Adam, AdamW, Adamax, NAdam, RAdam, Adagrad, RMSprop or Adadelta. Its current learning rate is
+            used; schedulers are not converted.
+        module: owner of the parameters; their names are the keys. Parameters in no group stay as they are.
 
     Returns:
-        The optimiser, and its state for `tdc.from_module(module, buffers=False)`, in memory of its own.
+        The optimiser, and its state for `tdc.from_module(module, buffers=False)`, as a copy.
 
     Raises:
-        DtypeError: no optimiser of torch, or no module.
+        DtypeError: not an optimiser of torch, or not a module.
         UnsupportedError: another class, or settings that this library does not have.
         StructureError: parameters that the module does not have, or that have taken different numbers of steps.
 
@@ -85,27 +76,27 @@ def from_torch_optim(optimizer: torch.optim.Optimizer, module: nn.Module) -> tup
         (('momentum', 'weight'), ('momentum', 'bias'), 'step')
     """
     groups = groups_of(FROM, optimizer, module)
-    parts = {f"{i}": optimizer_of(optimizer, group) for i, group in enumerate(optimizer.param_groups)}
+    own = {f"{i}": optimizer_of(optimizer, group) for i, group in enumerate(optimizer.param_groups)}
 
     def flags(params: TensorDict) -> list[list[bool]]:
         return [[p in group for p in params._leaves] for group in groups]
 
-    opt = by_paths(FROM, {"": parts["0"]} if len(parts) == 1 else parts, flags)
+    opt = by_paths(FROM, {"": own["0"]} if len(own) == 1 else own, flags)
     state = opt.init(parameters(module))
-    for name, (group, settings) in zip(parts, zip(groups, optimizer.param_groups, strict=True), strict=True):
-        own = state if len(parts) == 1 else state[name]
-        filled = with_moments(optimizer, own, group, settings)
-        state = filled if len(parts) == 1 else state.set(name, filled)
+    if len(own) == 1:
+        return opt, with_moments(optimizer, state, groups[0])
+    for name, group in zip(own, groups, strict=True):
+        state = state.set(name, with_moments(optimizer, state[name], group))
     return opt, state
 
 
 def to_torch_state_dict(state: TensorDict, optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Any]:
-    """A state as `optimizer.load_state_dict` takes it: the way back from `from_torch_optim`.
+    """Convert a state for `optimizer.load_state_dict`, the inverse of `from_torch_optim`.
 
     Args:
-        state: of the optimiser that `from_torch_optim` made of one with these settings.
-        optimizer: its settings and groups go into the result as they are; it is not changed.
-        module: whose parameters it has.
+        state: of the optimiser that `from_torch_optim` returned.
+        optimizer: its settings and groups are copied into the result; it is not changed.
+        module: owner of the parameters.
 
     Returns:
         `{"state": …, "param_groups": …}`, with copies of all tensors.
@@ -135,12 +126,12 @@ def to_torch_state_dict(state: TensorDict, optimizer: torch.optim.Optimizer, mod
 
 
 def parameters(module: nn.Module) -> TensorDict:
-    """The parameters of a module by name, tied ones once."""
+    """Parameters of a module by name, tied ones once."""
     return TensorDict({path_of(tuple(name.split("."))): p.detach() for name, p in module.named_parameters()})
 
 
 def groups_of(op: str, optimizer: Any, module: Any) -> list[dict[KeyPath, Tensor]]:
-    """The parameters of each group by their keys in the module."""
+    """Parameters of each group by their keys in the module."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         hint = "torch.optim.AdamW(net.parameters())"
         raise DtypeError(message(op, "an optimiser of torch.optim", describe(optimizer), hint=hint))
@@ -164,7 +155,7 @@ def optimizer_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Opt
     if kind is None:
         names = ", ".join([cls.__name__ for cls in KINDS])
         raise UnsupportedError(message(FROM, f"one of {names}", type(optimizer).__name__, hint="write a Transform"))
-    make, settings = kind.make, {k: x for k, x in group.items() if k not in HOW}
+    make, settings = kind.make, {k: x for k, x in group.items() if k not in IGNORED}
     if kind.make in (adam, adamw):
         make = adamw if settings.pop("decoupled_weight_decay", kind.make is adamw) else adam
     known = set(inspect.signature(make).parameters)
@@ -173,50 +164,44 @@ def optimizer_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Opt
     return make(**{k: x for k, x in settings.items() if k in known})
 
 
-def with_moments(
-    optimizer: torch.optim.Optimizer, state: TensorDict, group: dict[KeyPath, Tensor], settings: dict[str, Any]
-) -> TensorDict:
-    """The state of one group with the moments and the step that torch has; as it is before the first step."""
+def with_moments(optimizer: torch.optim.Optimizer, state: TensorDict, group: dict[KeyPath, Tensor]) -> TensorDict:
+    """The state of one group with torch's moments and step; unchanged before the first step."""
     entries = {path: optimizer.state.get(p, {}) for path, p in group.items()}
     if not any(entries.values()):
         return state
     steps = {show(path): steps_of(entry) for path, entry in entries.items()}
-    if len(set(steps.values())) > 1:
+    counts = {*steps.values()}
+    if len(counts) > 1:
         hint = "one count is for a whole group: put these into a group of their own"
         at = {path: f"{n} steps" for path, n in steps.items()}
-        raise StructureError(
-            message(FROM, "parameters with equally many steps", f"{len(set(steps.values()))}", at, hint)
-        )
+        raise StructureError(message(FROM, "parameters with equally many steps", f"{len(counts)}", at, hint))
     for name, theirs in KINDS[type(optimizer)].moments.items():
         for path, entry in entries.items():
             if name in state and entry.get(theirs) is not None:
-                like = state[name].get(path)
-                state = state.set(
-                    (name, *((path,) if isinstance(path, str) else path)), entry[theirs].to(like, copy=True)
-                )
+                moment = entry[theirs].to(state[name].get(path), copy=True)
+                state = state.set((name, *parts(path)), moment)
     first = next(iter(entries.values()))
     for name, theirs in NUMBERS.items():
         if name in state:
             state = state.set(name, torch.as_tensor(first[theirs]).to(state[name], copy=True))
-    return state.set("step", torch.full_like(state["step"], next(iter(steps.values()))))
+    return state.set("step", torch.full_like(state["step"], counts.pop()))
 
 
 def steps_of(entry: dict[str, Any]) -> int:
-    """How many steps a parameter took. SGD does not count: with momentum 1 says that the first is over."""
+    """Number of steps of a parameter. SGD does not count: 1 if it has momentum, after the first step."""
     return int(entry["step"]) if "step" in entry else int(entry.get("momentum_buffer") is not None)
 
 
 def check_moments(state: TensorDict, group: dict[KeyPath, Tensor]) -> None:
-    """Refuse a state that is not one of this group."""
+    """Refuse a state that does not fit this group."""
     lacking = [f"{name}.{show(p)}" for name in top_keys(list(state._nodes)) for p in group if p not in state[name]]
     lacking = lacking if "step" in state else ["step"]
-    refuse_wrong(
-        StructureError, TO, "a state of from_torch_optim", lacking, "entries that are missing", "opt.init(params)"
-    )
+    hint = "opt.init(params)"
+    refuse_wrong(StructureError, TO, "a state of from_torch_optim", lacking, "entries that are missing", hint)
 
 
 def torch_entry(optimizer: torch.optim.Optimizer, state: TensorDict, path: KeyPath) -> dict[str, Any]:
-    """What torch keeps of one parameter."""
+    """torch's state of one parameter."""
     kind = KINDS[type(optimizer)]
     entry: dict[str, Any] = {} if type(optimizer) is torch.optim.SGD else {"step": state["step"].float().clone()}
     entry |= {theirs: state[name].get(path).clone() for name, theirs in kind.moments.items() if name in state}

@@ -1,4 +1,4 @@
-"""The one kind of thing that optimisers are made of, and the checks that all of them share.
+"""`Transform`, of which all optimisers are made, and the checks that they share.
 
     init(params) -> state
     update(updates, state, params) -> (updates, state)
@@ -6,9 +6,6 @@
     clip_by_global_norm      gradients  -> gradients
     adamw, sgd, ...          gradients  -> parameters     an optimiser
     ema, lookahead           parameters -> parameters     with the parameters before the step beside them
-
-So `chain` puts any of them in a row where one gives what the next takes, and what stands around a transform, such as
-`masked` or `inject`, takes and gives what that does.
 
 Invariants:
   - nothing is changed in place; a check looks at keys, dtypes and shapes, never at values;
@@ -38,14 +35,14 @@ GRADIENTS, PARAMETERS = "gradients", "parameters"
 
 
 def rate_at(lr: Rate, step: Tensor, dtype: torch.dtype) -> float | Tensor:
-    """The rate of a step, where float64 parameters have schedules count in float64."""
+    """The rate of a step; schedules of float64 parameters count in float64."""
     if not callable(lr):
         return lr
     return lr(step.to(dtype) if dtype == torch.float64 else step)
 
 
 def no_rates(state: TensorDict) -> dict[str, Tensor]:
-    """The learning rates of what has none."""
+    """No learning rates."""
     return {}
 
 
@@ -57,11 +54,11 @@ class Transform:
         parameters, updates and moments `(*batch_size, *features)`, numbers of a state such as the step `batch_size`.
 
     Args:
-        takes, gives: what the updates are before and after, "gradients" or "parameters".
-        rates: of a state the learning rates that the next update takes, by the keys of parts with dots; "" is its own.
-        elementwise: whether a new number depends on nothing but those at its own position.
-        process_group: of `sharded`, the processes that have other states.
-        name: what it prints as; that of the function it was made in by default.
+        takes, gives: kind of the updates before and after, "gradients" or "parameters".
+        rates: `state -> {name: rate}`, learning rates of the next update by the keys of parts; "" is its own.
+        elementwise: True if a new number depends only on numbers at its own position.
+        process_group: processes of `sharded`, whose states differ.
+        name: shown by repr; that of the function it was made in by default.
 
     Raises:
         StructureError, DtypeError, ShapeError: in `update`, updates or a state of other parameters.
@@ -95,14 +92,7 @@ class Transform:
 class Optimizer(Transform):
     """A `Transform` of gradients into new parameters: `update(grads, state, params) -> (params, state)`."""
 
-    init: Callable[[TensorDict], TensorDict]
-    update: Update
-    takes: str = GRADIENTS
     gives: str = PARAMETERS
-    rates: Rates = no_rates
-    elementwise: bool = False
-    process_group: Any = None
-    name: str = ""
 
 
 def maker_of(fn: Any) -> str:
@@ -111,8 +101,7 @@ def maker_of(fn: Any) -> str:
 
 
 def of_parts(parts: Mapping[str, Transform], init: Callable[[TensorDict], TensorDict], update: Update) -> Transform:
-    """A transform of parts one after another, whose states have these names in its own; an `Optimizer` where that
-    makes parameters of gradients."""
+    """A transform of parts in order, with their states by name; an `Optimizer` if it makes parameters of gradients."""
     own = list(parts.values())
     first, last = own[0], own[-1]
     kind = Optimizer if (first.takes, last.gives) == (GRADIENTS, PARAMETERS) else Transform
@@ -125,19 +114,19 @@ def around(
     inner: Transform, init: Callable[[TensorDict], TensorDict], update: Update, elementwise: bool = False,
     process_group: Any = None,
 ) -> Optimizer:  # fmt: skip
-    """An optimiser around another one, whose state is at "inner" in its own."""
+    """An optimiser around another, whose state is at "inner"."""
     group = inner.process_group if process_group is None else process_group
     name, rates = f"{maker_of(update)}({inner.title})", rates_of({"inner": inner})
     return Optimizer(init, update, rates=rates, elementwise=elementwise, process_group=group, name=name)
 
 
 def group_of(parts: Mapping[str, Transform]) -> Any:
-    """The processes that one of the parts is sharded over; None where none is."""
+    """Process group of a sharded part; None without one."""
     return next((part.process_group for part in parts.values() if part.process_group is not None), None)
 
 
 def rates_of(parts: Mapping[str, Transform]) -> Rates:
-    """The rates of parts by their names; those of one alone without its name."""
+    """Rates of parts by name; without the name if only one part has rates."""
 
     def rates(state: TensorDict) -> dict[str, Tensor]:
         found = {name: part.rates(state[name]) for name, part in parts.items()}
@@ -163,24 +152,24 @@ def stateless(update: Callable[[TensorDict, TensorDict], TensorDict], elementwis
 
 
 def trainable(x: Any) -> bool:
-    """Whether a leaf is a tensor with a gradient."""
+    """True for a floating-point or complex tensor."""
     return isinstance(x, Tensor) and (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
 def given(number: Any) -> bool:
-    """Whether a setting does anything: a tensor may, a number that is not 0 does."""
+    """True for a tensor or a number other than 0."""
     return isinstance(number, Tensor) or number != 0
 
 
 def check_transform(op: str, x: Any, *, optimizer: bool = False) -> None:
-    """Refuse what is no transform, or no optimiser where one is asked for."""
+    """Refuse anything but a transform, or with `optimizer` an optimiser."""
     cls, hint = (Optimizer, "adamw(1e-3)") if optimizer else (Transform, "clip_by_global_norm(1.0), or adamw(1e-3)")
     if not isinstance(x, cls):
         raise DtypeError(message(op, f"a{'n' * optimizer} {cls.__name__}", describe(x), hint=hint))
 
 
 def check_td(op: str, *tds: Any) -> None:
-    """Refuse what is no TensorDict."""
+    """Refuse anything but TensorDicts."""
     for x in tds:
         if not isinstance(x, TensorDict):
             hint = "tdc.from_module(net), or TensorDict({'key': tensor})"
@@ -188,7 +177,7 @@ def check_td(op: str, *tds: Any) -> None:
 
 
 def check_grads(op: str, grads: TensorDict, params: TensorDict) -> None:
-    """Refuse gradients of other keys, kinds or shapes than the parameters; every one is named."""
+    """Refuse gradients of other keys, kinds or shapes than the parameters; all are named."""
     same_size(op, params, grads)
     theirs, hint = params._leaves, "take them with tdc.grad of these parameters"
     stray = {show(p): describe(g) for p, g in grads._leaves.items() if p not in theirs}
@@ -227,7 +216,7 @@ def check_state(
 
 
 def differing(moments: TensorDict, params: TensorDict, prefix: str = "", own_shapes: bool = False) -> dict[str, str]:
-    """Where moments do not fit parameters, `{key path: what is there}`."""
+    """Moments that do not fit parameters, by key path."""
     here = moments._leaves
     there = {p: x for p, x in params._leaves.items() if trainable(x)}
     paths: list[KeyPath] = [
@@ -242,15 +231,15 @@ def differing(moments: TensorDict, params: TensorDict, prefix: str = "", own_sha
 
 
 def check_rate(op: str, rate: Any, params: TensorDict) -> None:
-    """Refuse a rate that is neither one number nor one for each member."""
+    """Refuse a rate that is neither one number nor one for each model."""
     if isinstance(rate, Tensor) and rate.ndim and rate.shape != params.batch_size:
         hint = "a tensor for stacked parameters outside of vmap, which optimisers take as they are"
         got = f"{describe(rate)} for batch_size {show_sizes(params.batch_size)}"
-        raise ShapeError(message(op, "a learning rate of one number, or one for each member", got, hint=hint))
+        raise ShapeError(message(op, "a learning rate of one number, or one for each model", got, hint=hint))
 
 
 def pair_of(op: str, betas: Any) -> tuple[float, float]:
-    """The decay rates of two means, each in [0, 1)."""
+    """Two decay rates, each in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         got = f"{len(betas)} of them" if isinstance(betas, (tuple, list)) else describe(betas)
         raise DtypeError(message(op, "two numbers as betas", got, hint="betas=(0.9, 0.999)"))
@@ -259,7 +248,7 @@ def pair_of(op: str, betas: Any) -> tuple[float, float]:
 
 
 def check_numbers(op: str, *, below: float | None = None, **numbers: Any) -> None:
-    """Refuse settings below 0, or not less than `below`. Tensors and the schedule of a rate are not looked at."""
+    """Refuse settings below 0, or not less than `below`. Tensors and schedules are not checked."""
     others = {
         name: describe(x)
         for name, x in numbers.items()

@@ -1,21 +1,22 @@
-"""What stands around an optimiser: gradients of several calls as one, steps left out, parameters in more digits.
+"""Optimisers around an optimiser: gradients of several calls as one, steps left out, float32 copies, numbers as state.
 
-Each takes an optimiser and is one, so they stand around each other, too; the state of what is inside is at "inner".
-
-Invariant: whether a step is taken is a tensor, one for each member, so all steps are one graph.
+They nest; the state of the inner one is at "inner". Whether a step is taken is a tensor, one for each model, so all
+steps are one graph.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_at_least
+from tdc.core.arguments import expect_at_least, expect_function
 from tdc.core.dtypes import HALF
-from tdc.core.errors import StructureError, refuse_wrong
-from tdc.optim.base import begin, wide
+from tdc.core.errors import DtypeError, StructureError, message, refuse_wrong
+from tdc.optim.base import begin, first_step, wide
 from tdc.optim.foreach import extended
 from tdc.optim.transform import (
     Optimizer,
@@ -23,32 +24,36 @@ from tdc.optim.transform import (
     around,
     check_grads,
     check_keys,
+    check_rate,
     check_td,
     check_transform,
     differing,
+    rate_at,
     trainable,
 )
 from tdc.tensordict.paths import gathered
 from tdc.tensordict.tensordict import TensorDict, build_td
 
+T = TypeVar("T", bound=Transform)
+
 
 def multi_steps(optimizer: Transform, k: int) -> Optimizer:
-    """One step of an optimiser for every `k` calls, along the mean of their gradients; between them nothing changes.
+    """One step of an optimiser for every `k` calls, with the mean of their gradients; other calls change nothing.
 
     Args:
-        optimizer: takes the mean. `train_step(accumulate=)` is for one batch that is split.
-        k: how many calls make a step.
+        optimizer: takes the mean. To split one batch, use `train_step(accumulate=)`.
+        k: number of calls for a step.
 
     Returns:
         An `Optimizer`; its state is `{"inner": …, "sum": …, "calls": …}`. Schedules count the steps, not the calls.
 
     Raises:
-        DtypeError: no optimiser.
+        DtypeError: not an optimiser.
         ShapeError: `k` below 1.
         StructureError: in `update`, gradients or a state of other parameters.
 
     Compile:
-        the step is computed in each call, and taken or not.
+        each call computes the step, and takes or drops it.
 
     Example:
         >>> from tdc.optim import sgd
@@ -94,15 +99,15 @@ def multi_steps(optimizer: Transform, k: int) -> Optimizer:
 
 
 def skip_nonfinite(optimizer: Transform) -> Optimizer:
-    """No step where a gradient is infinite or NaN: parameters and state stay, and a counter tells how often.
+    """Skip steps with an infinite or NaN gradient, and count them; parameters and state stay as they are.
 
-    Each member of a stacked ensemble skips by itself.
+    Each model of a stacked ensemble skips by itself.
 
     Returns:
         An `Optimizer`; its state is `{"inner": …, "skipped": …}`.
 
     Raises:
-        DtypeError: no optimiser.
+        DtypeError: not an optimiser.
 
     Example:
         >>> from tdc.optim import sgd
@@ -120,7 +125,7 @@ def skip_nonfinite(optimizer: Transform) -> Optimizer:
 
     def init(params: TensorDict) -> TensorDict:
         check_td("optim.init", params)
-        entries = {"inner": optimizer.init(params), "skipped": begin(params, (), {}, {})["step"]}
+        entries = {"inner": optimizer.init(params), "skipped": first_step(params)[0]}
         return TensorDict(entries, params.batch_size)
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -136,15 +141,15 @@ def skip_nonfinite(optimizer: Transform) -> Optimizer:
 
 
 def master_weights(optimizer: Transform) -> Optimizer:
-    """Parameters of bfloat16 and float16 with a float32 copy in the state: each step changes it and is rounded once.
+    """Keep float32 copies of bfloat16 and float16 parameters in the state; each step updates them and is rounded once.
 
-    Without it a step smaller than a digit of the parameter is lost.
+    Without them a step smaller than the precision of the parameter is lost.
 
     Returns:
         An `Optimizer`; its state is `{"inner": …, "master": …}`, copies of parameters in half precision only.
 
     Raises:
-        DtypeError: no optimiser.
+        DtypeError: not an optimiser.
         StructureError: in `update`, a state of other parameters.
 
     Example:
@@ -185,15 +190,96 @@ def master_weights(optimizer: Transform) -> Optimizer:
     return around(optimizer, init, update, optimizer.elementwise)
 
 
+def inject(make: Callable[..., T], **settings: Any) -> T:
+    """An optimiser or transform whose numbers are in its state: `state.set(("hyper", "lr"), tensor)` changes one.
+
+    Args:
+        make: `adamw`, `clip_by_global_norm`, or any function that makes a transform of settings, which may be tensors.
+        settings: arguments of `make`. Floats and tensors go into the state, and of schedules the number of the last
+            step, to be read. The rest, such as ints, bools and tuples, stays with the transform.
+
+    Returns:
+        A transform of the kind that `make` returns; its state is `{"inner": …, "hyper": {name: number}}`, and
+        `"step"` with schedules.
+
+    Raises:
+        DtypeError: not a function of transforms, or no number to put into the state.
+        ShapeError: in `init`, tensors of another shape than `()` and `batch_size`.
+
+    Compile:
+        no recompile when a number changes.
+
+    Example:
+        >>> from tdc.optim import sgd
+        >>> opt, params = inject(sgd, lr=0.5), TensorDict({"w": torch.ones(2)})
+        >>> state = opt.init(params).set(("hyper", "lr"), torch.tensor(0.1))
+        >>> opt.update(params, state, params)[0]["w"]
+        tensor([0.9000, 0.9000])
+
+    Source:
+        `optax.inject_hyperparams`.
+    """
+    op = "optim.inject"
+    expect_function(op, make)
+    numbers = {k: x for k, x in settings.items() if isinstance(x, (float, Tensor)) or callable(x)}
+    fixed = {k: x for k, x in settings.items() if k not in numbers}
+    scheduled = any([callable(x) for x in numbers.values()])
+    if not numbers:
+        hint = "inject(adamw, lr=1e-3, weight_decay=0.1)"
+        raise DtypeError(message(op, "floats, tensors or schedules by name", "none", hint=hint))
+    kind: Any = make(**fixed, **{k: torch.zeros(()) if callable(x) else x for k, x in numbers.items()})
+    check_transform(op, kind)
+    keys = ("inner", "hyper", *["step"] * scheduled)
+
+    def init(params: TensorDict) -> TensorDict:
+        check_td("optim.init", params)
+        step, hyper = first_numbers(op, numbers, params)
+        entries: dict[str, Any] = {"inner": make(**fixed, **hyper).init(params), "hyper": hyper}
+        return TensorDict({**entries, "step": step} if scheduled else entries, params.batch_size)
+
+    def update(updates: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        check_td(op, updates, params)
+        check_keys(op, state, keys)
+        hyper = numbers_at(state, numbers)
+        new, inner = make(**fixed, **hyper).update(updates, state["inner"], params)
+        after: dict[str, Any] = {"inner": inner, "hyper": hyper}
+        if scheduled:
+            after["step"] = state["step"] + 1
+        return new, TensorDict(after, params.batch_size)
+
+    def rates(state: TensorDict) -> dict[str, Tensor]:
+        return make(**fixed, **numbers_at(state, numbers)).rates(state["inner"])
+
+    return replace(kind, init=init, update=update, rates=rates)
+
+
+def first_numbers(op: str, numbers: dict[str, Any], params: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+    """Step 0 and the numbers of it, one for each model."""
+    step, dtype = first_step(params)
+    given = {name: rate_at(x, step, dtype) for name, x in numbers.items()}
+    for x in given.values():
+        check_rate(op, x, params)
+    tensors = {k: torch.as_tensor(x, dtype=dtype, device=step.device) for k, x in given.items()}
+    return step, {k: x.expand(step.shape).clone() for k, x in tensors.items()}
+
+
+def numbers_at(state: TensorDict, numbers: dict[str, Any]) -> dict[str, Tensor]:
+    """Numbers of the next step: those in a state, and those of its schedules."""
+    found = {name: state["hyper", name] for name in numbers}
+    schedules: dict[str, Any] = {name: x for name, x in numbers.items() if callable(x)}
+    rates: dict[str, Any] = {name: rate_at(x, state["step"], found[name].dtype) for name, x in schedules.items()}
+    return found | {name: rate.to(found[name].dtype) for name, rate in rates.items()}
+
+
 def check_copies(op: str, name: str, state: TensorDict, params: TensorDict) -> None:
-    """Refuse a state whose entry of this name is not of these parameters."""
+    """Refuse a state whose entry of this name does not fit the parameters."""
     wrong = differing(state[name], params, f"{name}.")
     hint = "make the state with init(params) of these parameters"
     refuse_wrong(StructureError, op, "a state of these params", wrong, "leaves that differ", hint)
 
 
 def either(flag: Tensor, new: TensorDict, old: TensorDict) -> TensorDict:
-    """The new leaves where a flag is set, else the old ones: one flag for each member."""
+    """New leaves where a flag is set, else old ones; one flag for each model."""
     paths, xs = list(new._leaves), list(new._leaves.values())
     ranks = {x.ndim: x for x in xs if isinstance(x, Tensor)}
     flags = {n: extended(flag, x) for n, x in ranks.items()}
@@ -203,7 +289,7 @@ def either(flag: Tensor, new: TensorDict, old: TensorDict) -> TensorDict:
 
 
 def all_finite(td: TensorDict) -> Tensor:
-    """Whether all numbers of each member are finite, `batch_size`."""
+    """True for each model whose numbers are all finite, `batch_size`."""
     k = len(td._size)
     found = [torch.isfinite(x) for x in td._leaves.values() if trainable(x)]
     flags = [x.flatten(k).all(k) if x.ndim > k else x for x in found]

@@ -1,8 +1,7 @@
-"""What a function makes of each example alone, and every way in which a batch has something else.
+"""Results and gradients of a function on each example alone, and their differences from those of a batch.
 
-Each example has weights of its own for the numbers of its result, and the loss of a batch is the weighted sum of all.
-So errors of several examples do not cancel, and the gradients of a batch are sums of the gradients of its examples, in
-whatever order and company. The plain function runs once for each example.
+The loss of a batch is a weighted sum of all numbers of its results, with weights of their own for each example. So
+errors of several examples do not cancel, and the gradients of a batch are sums of those of its examples, in any order.
 """
 
 from __future__ import annotations
@@ -19,25 +18,18 @@ from torch import Tensor
 from tdc.core import pytree
 from tdc.core.errors import describe
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.storage import is_ragged
-from tdc.testing.batches import gradients
+from tdc.ragged.storage import is_ragged, with_data
+from tdc.testing.batches import TOLERANCE, gradients
 from tdc.testing.close import mismatches
-from tdc.testing.examples import Examples, Given, is_float, rows, with_data
+from tdc.testing.examples import Examples, Given, is_float, rows
 
-TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float64: 1e-9, torch.complex128: 1e-9}
 Pair = tuple[list[Tensor], list[Tensor]]
-LONGER = 10  # times the tolerance of values is that of gradients, which sum more
+LONGER = 10  # tolerance of gradients over that of values: gradients are longer sums
 
 
 @dataclass(frozen=True)
 class One:
-    """What the function makes of one example.
-
-    Attributes:
-        weights: of each leaf of the result that is a tensor of floats, by its position.
-        own: gradients of its arguments, by name.
-        common: gradients of what all examples share.
-    """
+    """Result of one example, weights of its floating leaves by position, gradients of its own and shared tensors."""
 
     result: Any
     weights: dict[int, Tensor]
@@ -46,11 +38,11 @@ class One:
 
 
 class Alone:
-    """What the function makes of each example; `differences` compares a batch with it.
+    """Results of a function on each example; `differences` compares a batch with them.
 
     Args:
         fn: the function of one example.
-        common: tensors that all examples share, by name.
+        common: shared tensors by name.
         rtol, atol: None for those of the dtypes.
     """
 
@@ -81,38 +73,34 @@ class Alone:
         return One(detached, weights, own, common)
 
     def differences(
-        self, run: Callable[..., Any], members: Sequence[int], padded: bool = False, graph: bool = False
+        self, run: Callable[..., Any], order: Sequence[int], padded: bool = False, graph: bool = False
     ) -> list[str]:
-        """Run a batch of some examples, and compare.
-
-        Args:
-            graph: whether it is a graph: it serves all numbers of examples, with the dtypes of all ways through it.
-        """
-        given = self.examples.batch(members, padded, graph)
+        """Run a batch of some examples, and compare. A graph has the dtypes of all examples, not only of these."""
+        given = self.examples.batch(order, padded, graph)
         with torch.set_grad_enabled(self.examples.grads):
             found = run(*given.args)
-        wrong = not_of_size(found, len(members))
+        wrong = not_of_size(found, len(order))
         if wrong:
             return wrong
-        taken = taken_apart(found, len(members))
-        dtypes = self.dtypes(range(len(self.ones)) if graph else members)
-        for at, i in enumerate(members):
+        taken = taken_apart(found, len(order))
+        dtypes = self.dtypes(range(len(self.ones)) if graph else order)
+        for at, i in enumerate(order):
             result = expected(taken[at], self.ones[i].result, dtypes)
-            label = self.label(members, at)
+            label = self.label(order, at)
             for path, text in mismatches(taken[at], result, (), self.compare(1)):
                 wrong.append(f"{label}, {'.'.join(('value', *path))}: {text}")
-        comparable = [fits(x, self.ones[i].result) for x, i in zip(taken, members, strict=True)]
+        comparable = [fits(x, self.ones[i].result) for x, i in zip(taken, order, strict=True)]
         if not self.examples.grads or not all(comparable):
             return wrong
-        return wrong + self.gradients(run, taken, given, members, padded, graph)
+        return wrong + self.gradients(run, taken, given, order, padded, graph)
 
-    def label(self, members: Sequence[int], at: int) -> str:
-        """How a report calls an example of a batch."""
-        i = members[at]
-        return f"example {i}" if members.count(i) == 1 else f"example {i} in place {at}"
+    def label(self, order: Sequence[int], at: int) -> str:
+        """Name of an example of a batch in reports."""
+        i = order[at]
+        return f"example {i}" if order.count(i) == 1 else f"example {i} in place {at}"
 
     def compare(self, times: int) -> Callable[[Any, Any], None]:
-        """What raises where two tensors differ; whole numbers are to be equal."""
+        """A function that raises if two tensors differ; integers must be equal."""
 
         def close(a: Any, b: Any) -> None:
             own = TOLERANCE.get(a.dtype, 3e-5) if is_float(a) else 0.0
@@ -121,9 +109,9 @@ class Alone:
 
         return close
 
-    def dtypes(self, members: Sequence[int]) -> list[Any]:
-        """The dtype of each leaf of the results together; [] for trees of several forms."""
-        flat = [pytree.tree_flatten(self.ones[i].result, is_leaf=is_ragged) for i in members]
+    def dtypes(self, order: Sequence[int]) -> list[Any]:
+        """The common dtype of each leaf of the results; [] for trees of several forms."""
+        flat = [pytree.tree_flatten(self.ones[i].result, is_leaf=is_ragged) for i in order]
         if any([spec != flat[0][1] for _, spec in flat]):
             return []
         return [common_dtype(column) for column in zip(*[leaves for leaves, _ in flat], strict=True)]
@@ -131,46 +119,46 @@ class Alone:
     # -- gradients
 
     def gradients(
-        self, run: Callable[..., Any], taken: list[Any], given: Given, members: Sequence[int], padded: bool,
+        self, run: Callable[..., Any], taken: list[Any], given: Given, order: Sequence[int], padded: bool,
         graph: bool,
     ) -> list[str]:  # fmt: skip
-        """Every difference of the gradients of a batch."""
+        """All differences of the gradients of a batch."""
         asked = [*given.leaves.values(), *self.common.values()]
-        found = gradients(*self.loss(taken, members), asked)
+        found = gradients(*self.loss(taken, order), asked)
         own = dict(zip(given.leaves, found, strict=False))
         common = dict(zip(self.common, found[len(own) :], strict=True))
         wrong: list[str] = []
         for name, gradient in own.items():
             whole = with_data(given.whole[name], gradient)
-            for at, (row, i) in enumerate(zip(rows(whole, given.dims[name]), members, strict=True)):
-                wrong += self.unequal(f"{self.label(members, at)}, gradient of {name}", row, self.ones[i].own[name])
+            for at, (row, i) in enumerate(zip(rows(whole, given.dims[name]), order, strict=True)):
+                wrong += self.unequal(f"{self.label(order, at)}, gradient of {name}", row, self.ones[i].own[name])
             if isinstance(whole, MaskedBatch) and bool((whole.data != whole.filled(0)).any()):
                 wrong.append(f"gradient of {name}: padding has one")
         for name, gradient in common.items():
-            truth = sum([self.ones[i].common[name] for i in members], torch.zeros_like(gradient))
+            truth = sum([self.ones[i].common[name] for i in order], torch.zeros_like(gradient))
             text = self.unequal(f"gradient of {name}", gradient, truth)
-            wrong += text and [f"{text[0]}{self.through(name, run, members, padded, graph)}"]
+            wrong += text and [f"{text[0]}{self.through(name, run, order, padded, graph)}"]
         return wrong
 
-    def loss(self, taken: list[Any], members: Sequence[int], only: int | None = None) -> Pair:
-        """The numbers of a batch and their weights, of one example only where `only` says which."""
+    def loss(self, taken: list[Any], order: Sequence[int], only: int | None = None) -> Pair:
+        """The numbers of a batch and their weights, 0 for all examples but `only` if it is given."""
         outs: list[Tensor] = []
         weights: list[Tensor] = []
-        for at, (x, i) in enumerate(zip(taken, members, strict=True)):
+        for at, (x, i) in enumerate(zip(taken, order, strict=True)):
             leaves = pytree.tree_leaves(x, is_leaf=is_ragged)
             for k, weight in self.ones[i].weights.items():
                 outs.append(leaves[k])
                 weights.append((weight if only in (None, at) else torch.zeros_like(weight)).to(leaves[k].dtype))
         return outs, weights
 
-    def through(self, name: str, run: Callable[..., Any], members: Sequence[int], padded: bool, graph: bool) -> str:
-        """The examples through which a gradient is wrong."""
+    def through(self, name: str, run: Callable[..., Any], order: Sequence[int], padded: bool, graph: bool) -> str:
+        """Examples through which a gradient is wrong."""
         found = []
-        for at, i in enumerate(members):
-            given = self.examples.batch(members, padded, graph)
-            taken = taken_apart(run(*given.args), len(members))
-            (gradient,) = gradients(*self.loss(taken, members, at), [self.common[name]])
-            found += [self.label(members, at)] * bool(self.unequal("", gradient, self.ones[i].common[name]))
+        for at, i in enumerate(order):
+            given = self.examples.batch(order, padded, graph)
+            taken = taken_apart(run(*given.args), len(order))
+            (gradient,) = gradients(*self.loss(taken, order, at), [self.common[name]])
+            found += [self.label(order, at)] * bool(self.unequal("", gradient, self.ones[i].common[name]))
         return f", through {', '.join(found)}" if found else ""
 
     def unequal(self, label: str, a: Tensor, b: Tensor) -> list[str]:
@@ -178,7 +166,7 @@ class Alone:
 
 
 def not_of_size(x: Any, size: int) -> list[str]:
-    """The leaves of a batch that do not have so many examples."""
+    """Leaves of a batch with another number of examples."""
     wrong = []
     for path, leaf in pytree.tree_flatten_with_path(x, is_leaf=is_ragged)[0]:
         if isinstance(leaf, Tensor) or is_ragged(leaf):
@@ -191,14 +179,14 @@ def not_of_size(x: Any, size: int) -> list[str]:
 
 
 def taken_apart(x: Any, size: int) -> list[Any]:
-    """The results of the examples of a batch."""
+    """Split the results of a batch into those of its examples."""
     leaves, spec = pytree.tree_flatten(x, is_leaf=is_ragged)
     columns = [rows(leaf) if isinstance(leaf, Tensor) or is_ragged(leaf) else [leaf] * size for leaf in leaves]
     return [pytree.tree_unflatten([column[i] for column in columns], spec) for i in range(size)]
 
 
 def common_dtype(column: Sequence[Any]) -> torch.dtype | None:
-    """The dtype of what examples have in one place; None for floats of Python, which are as wide as what they meet."""
+    """The common dtype of one leaf of the examples; None for Python floats, which take that of the other operand."""
     tensors = [x.dtype for x in column if isinstance(x, Tensor)]
     numbers: list[Any] = [x for x in column if isinstance(x, Number)]
     if not tensors:
@@ -209,7 +197,7 @@ def common_dtype(column: Sequence[Any]) -> torch.dtype | None:
 
 
 def expected(found: Any, result: Any, dtypes: list[Any]) -> Any:
-    """The result of one example as a batch has it: numbers as tensors, and the dtypes of all examples together."""
+    """The result of one example as in a batch: numbers are tensors, dtypes are those of all examples together."""
     ours, spec = pytree.tree_flatten(found, is_leaf=is_ragged)
     leaves, own = pytree.tree_flatten(result, is_leaf=is_ragged)
     if spec != own or not dtypes:
@@ -226,7 +214,7 @@ def expected(found: Any, result: Any, dtypes: list[Any]) -> Any:
 
 
 def fits(found: Any, result: Any) -> bool:
-    """Whether gradients of a result of the batch can be compared with those of the example."""
+    """True if gradients of a result of the batch can be compared with those of the example."""
     ours, spec = pytree.tree_flatten(found, is_leaf=is_ragged)
     leaves, own = pytree.tree_flatten(result, is_leaf=is_ragged)
     pairs = zip(ours, leaves, strict=False)

@@ -1,8 +1,8 @@
-"""assert_batched_equal: a function of one example does on a batch what it does on each example.
+"""assert_batched_equal: a function on a batch gives the results of the function on each example.
 
 A run is a way to run the batch (eagerly, or a graph with some lowering and backend) and an arrangement of the examples:
-in order, reversed, with one more, all equal, alone; dense or packed, or padded with NaN and large numbers. Every run is
-compared with the same results of the plain function (see `alone`).
+in order, reversed, with one more, all equal, alone; dense or packed, or padded with poison. Every run is compared with
+the same results of the plain function (see `alone`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from tdc.core.annotations import python_signature
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.testing.alone import Alone
-from tdc.testing.captured import captured
-from tdc.testing.examples import OP, Examples
-
-Members = list[int]
+from tdc.testing.examples import OP, Examples, captured
 
 
 def assert_batched_equal(
@@ -33,32 +30,31 @@ def assert_batched_equal(
     lowers: str | Sequence[str] | None = None, max_iters: int | None = None,
     backends: str | Sequence[Any] = ("eager", "aot_eager"), rtol: float | None = None, atol: float | None = None,
 ) -> None:  # fmt: skip
-    """Assert that a function of one example does on a batch what it does on each example.
+    """Assert that a function on a batch gives the results of the function on each example.
 
-    The plain function runs on each example, then batches of them run: eagerly, and in graphs; in order, reversed, with
-    one more, all equal, alone. Values, dtypes, forms, and the gradients of all examples, of captured tensors and of the
-    parameters of modules are compared; each number of each example has another weight in the loss. One graph has to
-    serve all batches with two or more examples, unless loops are unrolled.
+    Batches run eagerly and in graphs; with the examples in order, reversed, one more, all equal, and alone. Values,
+    dtypes, forms, and the gradients of examples, captured tensors and parameters are compared; each number of each
+    example has a weight of its own in the loss. Unless loops are unrolled, one graph must serve all batches of two and
+    more examples.
 
     Args:
         fn: a function of `tdc.batch`, a plain function, or a module whose `forward` is a function of `tdc.batch`.
         examples: a list with the arguments of each example: a tuple, or the one argument. Tensors of one shape are
-            stacked; tensors of different lengths are packed, and also padded with NaN and large numbers.
-        in_dims: as of `fn.map`: where a batch counts its examples, None for what all examples share.
-        grads: whether to compare gradients; if not, everything runs without them.
-        lowers: how graphs hold loops, as of `tdc.batch`, here for every function: by default "auto", "while" and, where
-            `max_iters` is known, "unroll".
-        max_iters: of unrolled loops, for functions that do not say it themselves.
+            stacked; tensors of different lengths are packed, and also padded with poison.
+        in_dims: batch dims as of `fn.map`; None for shared arguments.
+        grads: compare gradients, too.
+        lowers: lowerings of loops as of `tdc.batch`: by default "auto", "while" and, if `max_iters` is known, "unroll".
+        max_iters: of unrolled loops, for functions without their own.
         backends: of `torch.compile`; () runs no graph.
-        rtol, atol: of values; gradients have ten times as much. By default as the dtype is: 3e-5 of float32, 1e-9 of
-            float64, 0 of whole numbers.
+        rtol, atol: of values; ten times as much for gradients. By default 3e-5 for float32, 1e-9 for float64, 0 for
+            integers.
 
     Raises:
         AssertionError: every difference, with run, example and key path.
-        DtypeError: `fn` is no such function, `examples` no list, an example a batch.
+        DtypeError: `fn` is not such a function, `examples` not a list, or an example is a batch.
         ShapeError: no examples; `in_dims` does not fit them.
-        StructureError: examples of different forms; no such lowering.
-        UnsupportedError: as `tdc.batch`; no such backend.
+        StructureError: examples of different forms; unknown lowering.
+        UnsupportedError: as `tdc.batch`; unknown backend.
 
     Compile:
         Calls `torch.compiler.reset()` before it compiles. Some seconds for each backend and lowering.
@@ -90,10 +86,7 @@ def assert_batched_equal(
 
 
 def check_arguments(examples: Any, max_iters: Any, lowers: Any, backends: Any) -> None:
-    """
-    Raises:
-        DtypeError, ShapeError, StructureError: as `assert_batched_equal`.
-    """
+    """Refuse other arguments than those of `assert_batched_equal`."""
     hint = "[torch.ones(2), torch.ones(2)], or a tuple for each example"
     if not isinstance(examples, (list, tuple)):
         raise DtypeError(message(OP, "a list of examples", describe(examples), hint=hint))
@@ -107,7 +100,7 @@ def check_arguments(examples: Any, max_iters: Any, lowers: Any, backends: Any) -
 
 
 def backends_of(backends: Any) -> list[Any]:
-    """The backends that are asked for."""
+    """Requested backends."""
     if isinstance(backends, str) or callable(backends):
         return [backends]
     if not isinstance(backends, (tuple, list)):
@@ -116,7 +109,7 @@ def backends_of(backends: Any) -> list[Any]:
 
 
 def lowers_of(lowers: Any, max_iters: int | None) -> list[str]:
-    """The lowerings that are asked for."""
+    """Requested lowerings."""
     if lowers is None:
         return ["auto", "while", *["unroll"] * (max_iters is not None)]
     if not isinstance(lowers, (str, tuple, list)):
@@ -125,11 +118,7 @@ def lowers_of(lowers: Any, max_iters: int | None) -> list[str]:
 
 
 def function_of(fn: Any) -> BatchFunction:
-    """The function of `tdc.batch` that is meant.
-
-    Raises:
-        DtypeError: there is none.
-    """
+    """The function of `tdc.batch` of a function or module."""
     if isinstance(fn, nn.Module):
         if not isinstance(fn.forward, BatchFunction):
             got, hint = describe(fn), "@tdc.batch above its forward"
@@ -146,7 +135,7 @@ def plain(f: BatchFunction) -> Callable[..., Any]:
 
 @contextmanager
 def lowered(f: BatchFunction, lower: str, max_iters: int | None) -> Iterator[None]:
-    """A block in which all functions, also those that are called, have a lowering."""
+    """A block in which all functions, also called ones, have one lowering."""
     kept = {id(g): (g, g._options) for g in (f, *FUNCTIONS.values())}
     for g, own in kept.values():
         most = own.max_iters or (max_iters if lower == "unroll" else None)
@@ -159,39 +148,35 @@ def lowered(f: BatchFunction, lower: str, max_iters: int | None) -> Iterator[Non
 
 
 class Runs:
-    """Runs of a function, and what was wrong in each.
-
-    Attributes:
-        run: the function of a batch. It is no attribute itself: Dynamo (torch 2.11) does not find what has a `__get__`.
-        wrong: what was wrong, and for each way to run the arrangements in which it was.
-    """
+    """Runs of a function and their differences, `{text: {way to run: arrangements}}`."""
 
     def __init__(self, f: BatchFunction, alone: Alone) -> None:
+        # a lambda, since Dynamo (torch 2.11) does not find attributes with a `__get__`
         self.run: Callable[..., Any] = lambda *args: f.map(*args, in_dims=alone.examples.in_dims)
         self.alone = alone
         self.wrong: dict[str, dict[str, list[str]]] = {}
         self.error: Exception | None = None
         self.forms = [False, True] if alone.examples.is_ragged() else [False]
-        everybody = list(range(alone.examples.size))
-        arrangements: dict[str, Members] = {
-            "in order": everybody, "reversed": everybody[::-1], "one more": [*everybody, 0],
-            "all equal": [everybody[-1]] * max(2, len(everybody)),
+        every = list(range(alone.examples.size))
+        orders = {
+            "in order": every, "reversed": every[::-1], "one more": [*every, 0],
+            "all equal": [every[-1]] * max(2, len(every)),
         }  # fmt: skip
-        self.several = {name: members for name, members in arrangements.items() if len(members) > 1}
-        self.single: dict[str, Members] = {f"example {i} alone": [i] for i in everybody}
+        self.several = {name: order for name, order in orders.items() if len(order) > 1}
+        self.single = {f"example {i} alone": [i] for i in every}
 
     def note(self, way: str, name: str, text: str) -> None:
         names = self.wrong.setdefault(text, {}).setdefault(way, [])
         names += [name] * (name not in names)
 
-    def check(self, way: str, run: Callable[..., Any], arrangements: dict[str, Members], padded: bool) -> bool:
-        """One way to run every arrangement; `run` is not `self.run` for graphs. Whether all was right."""
+    def check(self, way: str, run: Callable[..., Any], orders: dict[str, list[int]], padded: bool) -> bool:
+        """Run every arrangement in one way; True if all is right. `run` is not `self.run` for graphs."""
         right = True
-        for name, members in arrangements.items():
+        for name, order in orders.items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of Dynamo, which reads `.grad` of arguments, and of vmap
                 try:
-                    lines = self.alone.differences(run, members, padded, graph=run != self.run)
+                    lines = self.alone.differences(run, order, padded, graph=run != self.run)
                 except Exception as error:
                     self.error = self.error or error
                     lines = [f"{type(error).__name__}: {str(error).strip().partition(NEWLINE)[0]}"]
@@ -201,7 +186,7 @@ class Runs:
         return right
 
     def eager(self) -> None:
-        """Every arrangement, eagerly, and every example alone."""
+        """Run every arrangement eagerly, and every example alone."""
         for padded in self.forms:
             self.check("eager" + PADDED * padded, self.run, self.several | self.single, padded)
 
@@ -209,29 +194,25 @@ class Runs:
         """One graph for all arrangements of several examples, one for an example alone."""
         way = f"graph of {backend if isinstance(backend, str) else describe(backend)}, lower={lower!r}"
         first = dict([*self.single.items()][:1])
-        for padded, arrangements in [*[(padded, self.several) for padded in self.forms], (False, first)]:
+        for padded, orders in [*[(padded, self.several) for padded in self.forms], (False, first)]:
             torch.compiler.reset()
             compiled = counted(lambda *args: self.run(*args), backend=backend)
-            right = self.check(way + PADDED * padded, compiled, arrangements, padded)
+            right = self.check(way + PADDED * padded, compiled, orders, padded)
             compiles = compiled.counts.compiles
             if right and compiles != 1 and lower != "unroll":
-                text = f"compiled {compiles} times for {len(arrangements)} batches, expected once"
-                self.note(way + PADDED * padded, ", ".join(arrangements), text)
+                text = f"compiled {compiles} times for {len(orders)} batches, expected once"
+                self.note(way + PADDED * padded, ", ".join(orders), text)
 
     def report(self, name: str) -> None:
-        """
-        Raises:
-            AssertionError: something was wrong.
-        """
-        if self.wrong:
-            lines = []
-            for text, ways in self.wrong.items():
-                runs = "; ".join([f"{way}: {', '.join(names)}" for way, names in ways.items()])
-                lines.append(f"{text} ({runs})")
-            got = f"{len(lines)} difference{'s' * (len(lines) > 1)}"
-            hint = "backends=() runs eagerly alone; f.tree shows what a batch runs"
-            text = message(OP, f"a batch that gives what {name!r} gives each example", got, lines, hint)
-            raise AssertionError(text) from self.error
+        """Raise an AssertionError with all differences."""
+        if not self.wrong:
+            return
+        runs = {t: [f"{way}: {', '.join(names)}" for way, names in ways.items()] for t, ways in self.wrong.items()}
+        lines = [f"{text} ({'; '.join(found)})" for text, found in runs.items()]
+        got = f"{len(lines)} difference{'s' * (len(lines) > 1)}"
+        hint = "backends=() runs eagerly alone; f.tree shows what a batch runs"
+        text = message(OP, f"a batch that gives what {name!r} gives each example", got, lines, hint)
+        raise AssertionError(text) from self.error
 
 
 NEWLINE, PADDED = "\n", ", padded"

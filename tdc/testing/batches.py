@@ -1,13 +1,11 @@
-"""Batches before they are packed or padded: what the conformance tests draw, build and compare.
-
-A batch is written example by example, and serves every container:
+"""Batches as lists of examples, which conformance tests draw, build and compare, for every container:
 
     Ragged(rows, dims)      dense examples that differ in size along `dims`     -> NestedTensor or MaskedBatch
     Dense(tensor, rows)     a dense operand, and what each example sees of it   -> tensor
     Dict(leaves, size)      leaves that share leading dims                      -> TensorDict
 
-`build` makes the containers with plain tensor code, `unbuild` takes results apart again in the same way, so that
-neither trusts the library. All padding holds NaN (a large number, True), and so does the gradient that flows into it.
+`build` makes the containers and `unbuild` takes results apart, both with plain tensor code instead of the library's.
+All padding, and the gradient that flows into it, holds NaN (a large number, True).
 
     B batch, L longest row, D features; dims of a `Ragged` are logical (the batch is among them), those of its rows not
 """
@@ -31,6 +29,7 @@ from tdc.ragged.storage import R
 from tdc.tensordict.tensordict import TensorDict
 
 Pairs = list[tuple[str, Tensor, Tensor]]
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float64: 1e-9, torch.complex128: 1e-9}  # else 3e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +38,12 @@ class Ragged:
 
     Attributes:
         rows: the examples.
-        dims: None for an expected result whose layout is free.
-        batch_dim: where the container has its batch dim.
-        like: the batch whose structure object this one shares; else the structures are equal at most.
-        kind: the container, "nested" or "masked", where it is not the one that is asked for.
-        extent: whether a NestedTensor knows a bound of its lengths.
-        slack: by how much a MaskedBatch is longer than its longest row.
+        dims: None for an expected result of any layout.
+        batch_dim: batch dim of the container.
+        like: the batch whose structure object this one shares.
+        kind: the container, "nested" or "masked", if not the requested one.
+        extent: True if a NestedTensor knows a bound of its lengths.
+        slack: number of columns of a MaskedBatch after its longest row.
     """
 
     rows: list[Tensor]
@@ -70,7 +69,7 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A dense operand, for each example the part that meets it, and the dims whose sizes follow the batch."""
+    """A dense operand, its part for each example, and the dims that vary with the batch."""
 
     tensor: Tensor
     rows: list[Tensor]
@@ -79,7 +78,7 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Dict:
-    """Leaves by key, and the batch size they share."""
+    """Leaves by key, and their batch size."""
 
     leaves: dict[Any, Any]
     size: tuple[int, ...]
@@ -104,7 +103,7 @@ def loop(ref: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def build(tree: Any, kind: str, cut: Callable[[Tensor], Tensor], device: str = "cpu") -> Any:
-    """Containers and tensors on a device for each `Ragged`, `Dense` and `Dict`; their data passes through `cut`."""
+    """Make containers and tensors on a device of each `Ragged`, `Dense` and `Dict`; their data passes through `cut`."""
     made: dict[int, Any] = {}
 
     def container(x: Ragged) -> NestedTensor | MaskedBatch:
@@ -143,7 +142,7 @@ def build_nested(x: Ragged) -> NestedTensor:
 
 
 def build_masked(x: Ragged) -> MaskedBatch:
-    """Rows in a rectangle larger than the longest, its padding poisoned."""
+    """Rows in a rectangle with poisoned padding."""
     dims, sizes = x.row_dims(), x.sizes()
     longest = (sizes.amax(0) + x.slack).tolist()
     data = torch.stack([grown(row, dims, longest) for row in x.rows])
@@ -151,7 +150,7 @@ def build_masked(x: Ragged) -> MaskedBatch:
 
 
 def grown(row: Tensor, dims: tuple[int, ...], sizes: list[int]) -> Tensor:
-    """A row padded to `sizes` with what must never be read."""
+    """A row padded to `sizes` with poison."""
     pad = [0] * (2 * row.ndim)
     for d, size in zip(dims, sizes, strict=True):
         pad[2 * (row.ndim - 1 - d) + 1] = size - row.shape[d]
@@ -176,7 +175,7 @@ def crop(row: Tensor, dims: Any, sizes: Any) -> Tensor:
 
 
 class Poison(torch.autograd.Function):
-    """The same data; the gradient of its padding is NaN, so that a rule that passes it on is seen."""
+    """The same data; the gradient of its padding is NaN, so that a rule that uses it is found."""
 
     @staticmethod
     def forward(ctx: Any, data: Tensor, mask: Tensor) -> Tensor:
@@ -189,7 +188,7 @@ class Poison(torch.autograd.Function):
 
 
 def unbuild(x: Any) -> Any:
-    """A result as `Ragged`, `Dict` or dense tensors, taken apart by its fields."""
+    """A result as `Ragged`, `Dict` or dense tensors."""
     if isinstance(x, NestedTensor):
         s, e = x.structure, x.structure.packed_dim
         sizes = (s.offsets.diff()[:, None] if s.shapes is None else s.shapes).tolist()
@@ -217,7 +216,7 @@ def unbuild(x: Any) -> Any:
 
 
 def tensors(x: Any) -> list[Tensor]:
-    """All tensors of what `unbuild` returns, in order."""
+    """All tensors of a result of `unbuild`, in order."""
     if isinstance(x, Ragged):
         return x.rows
     parts = x.leaves.values() if isinstance(x, Dict) else x if isinstance(x, (tuple, list)) else None
@@ -228,7 +227,7 @@ def tensors(x: Any) -> list[Tensor]:
 
 
 def matched(got: Any, want: Any, kind: str, at: str = "") -> tuple[list[str], Pairs]:
-    """Where a result (as `unbuild` gives it) has another form than expected; and which tensors are to be equal."""
+    """Differences in form of a result of `unbuild` from the expected one, and pairs of tensors that must be equal."""
     pairs: Pairs = []
     parts: list[tuple[str, Any, Any]] = []
     if isinstance(want, Ragged) and want.dims is None and isinstance(got, Tensor) and got.ndim:
@@ -259,31 +258,31 @@ def matched(got: Any, want: Any, kind: str, at: str = "") -> tuple[list[str], Pa
 
 
 def type_name(x: Any, kind: str) -> str:
-    """The class of a result, before it was taken apart."""
+    """Name of the class of a result of `unbuild`."""
     if isinstance(x, Ragged):
         return CLASS_NAMES[x.kind or kind]
     return "TensorDict" if isinstance(x, Dict) else type(x).__name__
 
 
 def differences(got: Any, want: Any, kind: str) -> list[str]:
-    """Every way in which a result (as `unbuild` gives it) is not what the loop over examples says."""
+    """All differences of a result of `unbuild` from that of the loop over examples."""
     wrong, pairs = matched(got, want, kind)
     return wrong + unequal(pairs)
 
 
 def unequal(pairs: Pairs) -> list[str]:
-    """The pairs that differ, and by how much."""
+    """Pairs that differ, and by how much."""
     return [f"{at}values differ{by_how_much(a, b)}" for at, a, b in pairs if not is_close(a, b)]
 
 
 def is_close(a: Tensor, b: Tensor) -> bool:
-    """Equal up to another order of summation; NaN equals NaN."""
-    tolerance = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float64: 1e-9}.get(b.dtype, 3e-5)
+    """True for equal values up to the order of summation; NaN equals NaN."""
+    tolerance = TOLERANCE.get(b.dtype, 3e-5)
     return torch.allclose(a.to(b.dtype), b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def by_how_much(a: Tensor, b: Tensor) -> str:
-    """By how much two tensors differ."""
+    """Size of the difference of two tensors."""
     a, b = [t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in (a, b)]
     wrong = int((a.isnan() & ~b.isnan()).sum())
     gap = (a - b).abs().nan_to_num(0.0, posinf=float("inf")).amax().item() if a.numel() else 0.0
@@ -294,7 +293,7 @@ def by_how_much(a: Tensor, b: Tensor) -> str:
 
 
 class Cut:
-    """Makes leaves of autograd of data that was made of drawn tensors, as a batch from a loader is one."""
+    """Detach the data of containers from the drawn tensors, so that they are leaves like a batch of a loader."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
@@ -308,14 +307,14 @@ class Cut:
         return [leaf for leaf, _ in self.pairs.values()]
 
     def back(self, grads: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
-        """Gradients of the new leaves, taken on to the drawn tensors."""
+        """Propagate gradients of the new leaves to the drawn tensors."""
         return gradients([x for _, x in self.pairs.values()], grads, leaves, retain=True)
 
 
 def gradients(
     outputs: list[Tensor], cotangents: list[Tensor], leaves: list[Tensor], retain: bool = False
 ) -> list[Tensor]:
-    """Gradients of the leaves, zeros where none arrives."""
+    """Gradients of the leaves, zeros for unused ones."""
     pairs = [(t, c) for t, c in zip(outputs, cotangents, strict=True) if t.requires_grad]
     if not pairs or not leaves:
         return [torch.zeros_like(x) for x in leaves]

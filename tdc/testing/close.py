@@ -1,4 +1,4 @@
-"""assert_close for everything the library has: every difference at its key path, all at once."""
+"""assert_close for containers and trees of them: all differences, each with its key path."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def assert_close(
 ) -> None:  # fmt: skip
     """Assert that two TensorDicts, ragged batches, tensors, or trees of these have one form and close values.
 
-    Keys, batch sizes, Static values, classes, lengths, dtypes, devices and shapes are to be equal. Padding does not
-    count, nor the order of keys.
+    Keys, batch sizes, Static values, classes, lengths, dtypes, devices and shapes must be equal. Padding and the order
+    of keys are ignored.
 
     Args:
         rtol, atol, equal_nan, check_dtype, check_device: as of `torch.testing.assert_close`.
 
     Raises:
-        AssertionError: they differ; every difference is named by its key path.
+        AssertionError: all differences with their key paths.
 
     Compile:
         Eager: reads values.
@@ -70,7 +70,7 @@ def assert_close(
 
 
 def mismatches(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
-    """Every difference between two values, with its key path."""
+    """All differences between two values, with key paths."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         yield from of_tensors(a, b, path, compare)
     elif isinstance(a, (TensorDict, NestedTensor, MaskedBatch)) and type(a) is type(b):
@@ -95,7 +95,7 @@ def mismatches(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found
 
 
 def of_tensors(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
-    """Tensors or numbers, as torch compares them; its text without the first line."""
+    """Differences of tensors or numbers as torch reports them, without its first line."""
     if isinstance(a, Tensor) and a.shape != b.shape:
         yield path, f"{describe(a)}, expected {describe(b)}"
         return
@@ -108,7 +108,7 @@ def of_tensors(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found
 
 
 def of_keys(a: TensorDict, b: TensorDict, path: tuple[str, ...], compare: Compare) -> Found:
-    """TensorDicts of one class."""
+    """Differences of TensorDicts."""
     if a.batch_size != b.batch_size:
         yield path, f"batch_size {show_sizes(a.batch_size)}, expected {show_sizes(b.batch_size)}"
     here, there = statics(a._nodes), statics(b._nodes)
@@ -130,7 +130,7 @@ def of_keys(a: TensorDict, b: TensorDict, path: tuple[str, ...], compare: Compar
 
 
 def of_examples(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
-    """Ragged batches of one class: layout and lengths, then the real elements."""
+    """Differences of ragged batches of one class: layout and lengths, else real elements."""
     if a.ragged_dims != b.ragged_dims or a._batch_dim != b._batch_dim or a.shape != b.shape:
         yield path, f"{laid_out(a)}, expected {laid_out(b)}"
         return
@@ -145,12 +145,12 @@ def of_examples(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Foun
 
 
 def laid_out(x: Any) -> str:
-    """A ragged batch and its batch and ragged dims."""
+    """Describe a ragged batch with its batch and ragged dims."""
     return f"{describe(x)} with batch dim {x._batch_dim} and ragged dims {show_sizes(x.ragged_dims)}"
 
 
 def of_entries(a: dict[Any, Any], b: dict[Any, Any], path: tuple[str, ...], compare: Compare) -> Found:
-    """Dicts, lists and tuples."""
+    """Differences of dicts, lists and tuples."""
     for key in {**b, **a}:
         name = (*path, str(key))
         if key in a and key in b:

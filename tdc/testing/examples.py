@@ -1,25 +1,28 @@
-"""Examples of a function, and batches of them: what each is given, and what several at once are.
+"""Examples of a function, batches of them, and the tensors that the function captures.
 
-An argument is a tree. Each leaf is a `Slot`, with what every example has there and how a batch holds it: tensors of one
-shape are stacked, tensors of different sizes are packed, or padded with what nobody may read, and the rest is shared.
+An argument is a tree. Each leaf is a `Slot`, with its value in every example and its form in a batch: tensors of one
+shape are stacked, tensors of different sizes are packed, or padded with poison, and the rest is shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tdc.autobatch.decorator import BatchFunction
 from tdc.core import pytree
 from tdc.core.dynamo import mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.storage import is_ragged
+from tdc.ragged.storage import data_of, is_ragged, with_data
 from tdc.testing.batches import Ragged, build_masked, build_nested, unbuild
 
+LIBRARIES = ("torch", "tdc", "numpy")
 OP = "testing.assert_batched_equal"
 SHARED = "None in in_dims for what all examples share, a 0-d tensor for a number of each example"
 
@@ -34,9 +37,9 @@ class Slot:
 
     Attributes:
         name: its key path, with the name of the argument in front.
-        column: what each example has.
-        dim: where a batch counts its examples; None for what all share.
-        ragged: the dims of a batch in which examples differ in size.
+        column: values of the examples.
+        dim: the batch dim; None for a shared value.
+        ragged: dims of a batch in which examples differ in size.
     """
 
     name: str
@@ -44,11 +47,11 @@ class Slot:
     dim: int | None
     ragged: tuple[int, ...] = ()
 
-    def joined(self, members: Sequence[int], padded: bool) -> Any:
-        """What a batch of some examples has."""
+    def joined(self, order: Sequence[int], padded: bool) -> Any:
+        """The value in a batch of some examples."""
         if self.dim is None:
             return self.column[0]
-        rows = [self.column[i] for i in members]
+        rows = [self.column[i] for i in order]
         if self.ragged:
             both = Ragged(rows, self.ragged, slack=2)
             return build_masked(both) if padded else build_nested(both)
@@ -57,12 +60,7 @@ class Slot:
 
 @dataclass
 class Given:
-    """The arguments of one call, and the leaves of autograd among them.
-
-    Attributes:
-        whole: by name, what the batch has; gradients are asked of its `leaves`.
-        dims: by name, where its examples are.
-    """
+    """The arguments of one call; by name the leaves to differentiate, the batches of them, and their batch dims."""
 
     args: list[Any] = field(default_factory=list)
     leaves: dict[str, Tensor] = field(default_factory=dict)
@@ -71,14 +69,14 @@ class Given:
 
 
 class Examples:
-    """Examples of a function: `args` of each, where a batch counts them, and what their arguments are called.
+    """Examples of a function: their arguments, batch dims, and names of arguments.
 
     Args:
-        grads: whether gradients are asked for.
-        ragged: names of the arguments whose examples differ in size, though those at hand may not.
+        grads: compute gradients.
+        ragged: names of arguments that are ragged even if all examples have one size.
 
     Raises:
-        StructureError: trees of different forms; what has no tensor differs between examples.
+        StructureError: trees of different forms; shared values that differ between examples.
         ShapeError: `in_dims` does not fit the arguments, or all is shared.
         DtypeError: an entry of `in_dims` is neither an int nor None; an example is a batch.
     """
@@ -110,7 +108,7 @@ class Examples:
             raise ShapeError(message(OP, "an argument that differs between examples", got, hint=hint))
 
     def shared(self) -> dict[str, Any]:
-        """What all examples share, by name."""
+        """Shared values by name."""
         return {slot.name: slot.column[0] for slot in self.slots if slot.dim is None}
 
     def is_ragged(self) -> bool:
@@ -125,41 +123,35 @@ class Examples:
             if isinstance(x, Tensor):
                 if slot.dim is not None and self.grads and is_float(x):
                     x = given.leaves[slot.name] = x.detach().clone().requires_grad_()
-                x = x.clone()  # which the function may change in place
+                x = x.clone()  # the function may write into it
             flat.append(x)
         given.args = pytree.tree_unflatten(flat, self.spec)
         return given
 
-    def batch(self, members: Sequence[int], padded: bool, dynamic: bool) -> Given:
-        """The arguments of a batch of some examples; `dynamic` says to a graph that their number varies."""
+    def batch(self, order: Sequence[int], padded: bool, dynamic: bool) -> Given:
+        """The arguments of a batch of some examples; `dynamic` marks the batch dim for graphs."""
         given = Given()
         flat = []
         for slot in self.slots:
-            x: Any = slot.joined(members, padded)
-            data = x.data if isinstance(x, MaskedBatch) else x.values if is_ragged(x) else x
+            x: Any = slot.joined(order, padded)
+            data = data_of(x)
             if slot.dim is not None and self.grads and is_float(data):
                 data = given.leaves[slot.name] = data.detach().requires_grad_()
                 x = with_data(x, data)
                 given.whole[slot.name], given.dims[slot.name] = x, slot.dim
-            if dynamic and slot.dim is not None and not slot.ragged and len(members) > 1:
+            if dynamic and slot.dim is not None and not slot.ragged and len(order) > 1:
                 mark_dynamic(data, slot.dim)  # as containers mark their own
             flat.append(x)
         given.args = pytree.tree_unflatten(flat, self.spec)
         return given
 
 
-def with_data(x: Any, data: Tensor) -> Any:
-    """A batch with other numbers."""
-    return x.with_data(data) if isinstance(x, MaskedBatch) else x.with_values(data) if is_ragged(x) else data
-
-
 def spread(x: Any, dim: Any) -> list[Any]:
-    """A dim, or a tuple with one for each part of an argument, as one for each leaf."""
+    """Spread a dim, or a tuple of dims for the parts of an argument, over the leaves."""
     leaves = pytree.tree_leaves(x, is_leaf=is_ragged)
     if isinstance(dim, (tuple, list)):
         if not isinstance(x, (tuple, list)) or len(x) != len(dim):
-            hint = "one int, or None, for all of an argument"
-            got = f"{len(dim)} for {describe(x)}"
+            got, hint = f"{len(dim)} for {describe(x)}", "one int, or None, for all of an argument"
             raise ShapeError(message(OP, "one dim for each part of an argument", got, hint=hint))
         return [d for part, own in zip(x, dim, strict=True) for d in spread(part, own)]
     if dim is not None and (not isinstance(dim, int) or isinstance(dim, bool)):
@@ -169,7 +161,7 @@ def spread(x: Any, dim: Any) -> list[Any]:
 
 
 def slot(name: str, column: list[Any], dim: int | None, grads: bool, ragged: Iterable[str]) -> Slot:
-    """One leaf of all examples."""
+    """The slot of one leaf."""
     first = column[0]
     if dim is None:
         if not all([is_same(x, first) for x in column]):
@@ -194,7 +186,7 @@ def slot(name: str, column: list[Any], dim: int | None, grads: bool, ragged: Ite
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two examples have one value."""
+    """True if two examples have equal values."""
     if a is b:
         return True
     if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -203,11 +195,78 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def shown(path: Any, names: Sequence[str]) -> str:
-    """A key path, its first key as the name of an argument."""
+    """A key path that begins with the name of the argument."""
     at = path[0].idx
     return f"{names[at] if at < len(names) else f'argument {at}'}{pytree.keystr(path[1:])}"
 
 
 def rows(x: Any, dim: int = 0) -> list[Tensor]:
-    """The examples of a batch, taken apart with plain tensor code."""
+    """Split a batch into examples with plain tensor code."""
     return unbuild(x).rows if is_ragged(x) else list(x.unbind(dim))
+
+
+# -- captured tensors
+
+
+def captured(name: str, x: Any) -> dict[str, Tensor]:
+    """Tensors that require grad and that `x` reaches, by name.
+
+    A function reaches its closure, globals, defaults and object, a module its parameters, and so on recursively.
+    """
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    waiting = [(name, x)]
+    while waiting:
+        name, x = waiting.pop(0)
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, Tensor):
+            if x.requires_grad:
+                found[name if name not in found else f"{name} of {len(found)}"] = x
+        else:
+            waiting += parts(name, x)
+    return found
+
+
+def parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a value with their names."""
+    if isinstance(x, nn.Module):
+        yield from [(joined(name, own), p) for own, p in x.named_parameters()]
+        yield from [(joined(name, own), m.forward) for own, m in x.named_modules()]
+    elif isinstance(x, BatchFunction):
+        yield from [(name, x.fn), ("", x.owner)]
+    elif isinstance(x, MethodType):
+        yield from [(name, x.__func__), ("", x.__self__)]
+    elif isinstance(x, partial):
+        yield from [(name, part) for part in (x.func, *x.args, *x.keywords.values())]
+    elif isinstance(x, FunctionType):
+        if (x.__module__ or "").partition(".")[0] not in LIBRARIES:
+            yield from names_of(x)
+    elif isinstance(x, (tuple, list, dict)):
+        leaves = pytree.tree_flatten_with_path(x)[0]
+        yield from [(f"{name}{pytree.keystr(path)}", leaf) for path, leaf in leaves]
+    elif hasattr(x, "__dict__") and type(x).__module__.partition(".")[0] not in (*LIBRARIES, "builtins"):
+        yield from [(joined(name, own), part) for own, part in vars(x).items()]
+
+
+def joined(name: str, own: str) -> str:
+    return f"{name}.{own}" if name and own else name or own
+
+
+def names_of(fn: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Closure, globals and defaults of a function."""
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # not yet assigned
+    yield from [(name, fn.__globals__[name]) for name in every_name(fn.__code__) if name in fn.__globals__]
+    yield from [(f"a default of {fn.__name__}", x) for x in fn.__defaults__ or ()]
+    yield from (fn.__kwdefaults__ or {}).items()
+
+
+def every_name(code: CodeType) -> list[str]:
+    """Names of globals and attributes in code, and in the code inside it."""
+    inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in every_name(part)]
+    return [*code.co_names, *inner]

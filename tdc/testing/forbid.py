@@ -1,4 +1,11 @@
-"""forbid: code takes no slow path: no padding of packed batches, no loop over examples, no wait for a device."""
+"""forbid: code takes no slow path, such as padding of packed batches, a loop over examples, or a device sync.
+
+torch syncs with a device when
+
+    a number is read          item, tolist, bool(x), equal, allclose, checks of torch.linalg
+    a size depends on data    nonzero, masks as indices, unique, masked_select, repeat_interleave without output_size
+    memory is pageable        copies between host and device, unless they are non-blocking and the host's side is pinned
+"""
 
 from __future__ import annotations
 
@@ -6,29 +13,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from tdc.core import pytree
 from tdc.core.dynamo import watching
 from tdc.core.slow_paths import BLOCKS, FORBIDDEN, announce
-from tdc.testing.syncs import sync_of
+
+READS = frozenset([
+    "_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "_linalg_check_errors", "nonzero", "argwhere",
+    "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "bincount",
+])  # fmt: skip
+INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
+COPIES = ("_to_copy", "copy_", "copy")
 
 
 @contextmanager
 def forbid(*, padding: bool = True, loops: bool = True, syncs: bool = False) -> Iterator[None]:
-    """A block in which packed batches are not padded, ragged batches not taken apart, and no device is waited for.
+    """A block in which padding of packed batches, loops over examples, or device syncs are errors. Blocks nest.
 
     Args:
-        padding: whether to forbid that a NestedTensor becomes a rectangle, by `to_padded` or inside a rule.
-        loops: whether to forbid `tdc.unbatched`, and `unbind`, `tolist` and iteration of ragged batches.
-        syncs: whether to forbid that the host reads a tensor on a device, by the library or by torch: `item`,
-            `tolist`, `nonzero`, a mask as an index, `repeat_interleave` without `output_size`, a copy between device
-            and pageable memory. Tensors on the CPU are never waited for.
+        padding: forbid that a NestedTensor becomes a rectangle, by `to_padded` or inside a rule.
+        loops: forbid `tdc.unbatched`, and `unbind`, `tolist` and iteration of ragged batches.
+        syncs: forbid that the host waits for a device: `item`, `tolist`, `nonzero`, a mask as an index,
+            `repeat_interleave` without `output_size`, a copy between device and pageable memory.
 
     Raises:
         AssertionError: such a path is taken; names the operation and the line that called it.
 
     Compile:
-        A function that is traced inside the block is checked while it is traced, and is not changed by that. One that
-        was compiled before is not traced again; `torch.compiler.reset()` makes torch forget it. Blocks nest; what an
-        outer one forbids stays forbidden.
+        A function is checked while it is traced. One that was compiled before is not traced again;
+        `torch.compiler.reset()` makes torch forget it.
 
     Example:
         >>> import tdc, torch
@@ -55,6 +70,40 @@ def forbid(*, padding: bool = True, loops: bool = True, syncs: bool = False) -> 
 
 
 def refuse_sync(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """An AssertionError where the host would wait for an operation of torch."""
+    """Raise an AssertionError for an operation of torch that syncs."""
     if name := sync_of(op, args, kwargs):
         announce("syncs", name)
+
+
+def sync_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Name of an operation, as a dispatch mode gets it, that syncs; empty for any other."""
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    if all([on_host(x) for x in tensors]) and not kwargs.get("device"):
+        return ""
+    _, name, overload = f"{op}.".split(".")[:3]
+    if name in INDEXES:
+        chosen = [i for i in args[1] if i is not None]
+        if any([i.dtype in (torch.bool, torch.uint8) for i in chosen]):
+            return f"{name} of a mask"
+        return f"{name} of an index on the host" if any([i.device != args[0].device for i in chosen]) else ""
+    if name == "repeat_interleave":
+        given = len(args) > 1 if overload == "Tensor" else overload == "self_int"
+        return "" if given or kwargs.get("output_size") is not None else name
+    waits = crosses(args, kwargs) if name in COPIES else name in READS
+    return name if waits else ""
+
+
+def on_host(x: Tensor) -> bool:
+    """True if a tensor is on no device that can be waited for."""
+    return x.device.type in ("cpu", "meta")
+
+
+def crosses(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if a copy between host and device makes the host wait."""
+    first, second = args[0], args[1] if len(args) > 1 else None
+    there = second.device if isinstance(second, Tensor) else torch.device(kwargs.get("device") or first.device)
+    if (first.device.type == "cpu") == (there.type == "cpu"):
+        return False
+    hosts = [x for x in (first, second) if isinstance(x, Tensor) and x.device.type == "cpu"]
+    asynchronous = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
+    return not (asynchronous and hosts and hosts[0].is_pinned())

@@ -1,4 +1,4 @@
-"""assert_one_graph: a function compiles to one graph, and once."""
+"""assert_one_graph: a function compiles to one graph, once."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tdc.tensordict.display import shortened
 def assert_one_graph(
     fn: Callable[..., Any], *examples: Any, compiles: int = 1, backend: Any = inductor, dynamic: bool | None = None
 ) -> Report:
-    """Assert that a function compiles whole, and not anew for other examples.
+    """Assert that a function compiles to one graph without breaks, and does not recompile for other examples.
 
     Args:
         fn: the function. It is called once for each example.
         examples: a tuple of arguments each, or a single argument; give some of different sizes.
-        compiles: how often it may be compiled; 2 where torch learns from the second example which sizes vary.
-        backend, dynamic: as of `torch.compile`. `backend="eager"` is fast and sees all but the guards of Inductor.
+        compiles: the number of compiles allowed; 2 if torch learns from the second example which sizes vary.
+        backend, dynamic: as of `torch.compile`. `backend="eager"` is fast and finds all but the guards of Inductor.
 
     Returns:
         The report, for further assertions. Time and memory are not measured.
 
     Raises:
-        AssertionError: another number of graphs, or more compiles; names each break with the user's line and the cause
-            of each recompile.
+        AssertionError: another number of graphs, or more compiles; names the user's line of each break and the cause of
+            each recompile.
         StructureError, DtypeError, UnsupportedError: as `tdc.compile.report`.
 
     Compile:
-        torch remembers which sizes a function has seen; `torch._dynamo.reset()` before a test makes it forget.
+        torch remembers the sizes that a function has seen; call `torch._dynamo.reset()` before a test.
 
     Example:
         >>> import torch

@@ -165,7 +165,7 @@ def test_rates_of_members_are_no_rates_of_features():
     rates, x = torch.tensor([0.1, 0.2]), torch.ones(2)
     stacked = TensorDict({"w": torch.ones(2, 2)}, [2])
     alone = train_step(lambda params, x: (params["w"] * x).sum(), sgd(rates), compile=False).vmap()
-    with pytest.raises(tdc.ShapeError, match="one number, or one for each member"):
+    with pytest.raises(tdc.ShapeError, match="one number, or one for each model"):
         alone(alone.init(stacked), x)
     step = train_step(lambda params, x: (params["w"] * x).sum(), sgd(rates), compile=False)
     state, _ = step(step.init(stacked), x)

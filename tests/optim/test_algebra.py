@@ -181,7 +181,7 @@ def test_a_group_of_a_tensorclass():
 
 
 def test_a_rate_in_the_state():
-    """Changed between steps, and one for each member, with the numbers of an optimiser that was made with it."""
+    """Changed between steps, and one for each model, with the numbers of an optimiser that was made with it."""
     params, grads, opt = like(), [like() for _ in range(3)], inject(adamw, lr=0.1, weight_decay=0.2)
     update, state, mine = counted(opt.update, backend="aot_eager"), opt.init(params), params
     want, inner = params, adamw().init(params)

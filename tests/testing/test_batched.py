@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tdc
 from tdc.autobatch.decorator import BatchFunction
 from tdc.testing import assert_batched_equal
-from tdc.testing.captured import captured
+from tdc.testing.examples import captured
 
 W = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
 

@@ -1,6 +1,6 @@
-"""Transforms of some of the parameters: one for the leaves that a pattern chooses, or another for each group.
+"""Transforms of several transforms: one after another, for selected leaves, or one for each group of leaves.
 
-A part sees its own leaves and nothing else, and its state has their keys. What no part has stays as it is: for
+A part of a group sees its own leaves only, and its state has their keys. Leaves in no group stay as they are: for
 optimisers the parameters, for transforms of gradients the gradients.
 
 Invariant: which leaves belong to which part depends on keys, dtypes and shapes, so a graph looks at it once.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
@@ -18,12 +18,14 @@ from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.optim.transform import (
     PARAMETERS,
+    Optimizer,
     Transform,
     check_grads,
     check_keys,
     check_td,
     check_transform,
     group_of,
+    of_parts,
     rates_of,
     trainable,
 )
@@ -36,18 +38,72 @@ T = TypeVar("T", bound=Transform)
 Groups = Callable[[TensorDict], list[list[bool]]]
 
 
-def masked(transform: T, select: Select) -> T:
-    """A transform of some leaves; the others stay as they are.
+@overload
+def chain(*parts: *tuple[*tuple[Transform, ...], Optimizer]) -> Optimizer: ...
+@overload
+def chain(*parts: Transform) -> Transform: ...
+def chain(*parts: Transform) -> Transform:
+    """Apply transforms one after another.
 
     Args:
-        transform: of gradients, or an optimiser, which then trains these leaves and freezes the others.
+        parts: such as `clip_by_global_norm(1.0)`, `adamw(1e-3)`, `ema(0.999)`: gradients, an optimiser, parameters.
+
+    Returns:
+        A `Transform`, with an optimiser among them an `Optimizer`; its state is `{"0": …, "1": …}`, the states of the
+        parts in order.
+
+    Raises:
+        DtypeError: a part that is not a transform, or does not take what the one before gives.
+        StructureError: in `update`, a state of another chain.
+
+    Example:
+        >>> from tdc.optim import clip_by_global_norm, sgd
+        >>> opt = chain(clip_by_global_norm(1.0), sgd(lr=1.0))
+        >>> params = TensorDict({"w": torch.tensor([3.0, 4.0])})
+        >>> params, state = opt.update(params, opt.init(params), params)
+        >>> params["w"], state["1", "step"]
+        (tensor([2.4000, 3.2000]), tensor(1))
+
+    Source:
+        `optax.chain`.
+    """
+    op, hint = "optim.chain", "chain(clip_by_global_norm(1.0), adamw(1e-3), ema(0.999))"
+    if not parts:
+        raise DtypeError(message(op, "transforms", "none", hint=hint))
+    wrong = {f"part {i}": describe(x) for i, x in enumerate(parts) if not isinstance(x, Transform)}
+    refuse_wrong(DtypeError, op, "transforms", wrong, "others", hint)
+    for i in range(1, len(parts)):
+        if parts[i].takes != parts[i - 1].gives:
+            wrong[f"part {i}"] = f"takes {parts[i].takes}, part {i - 1} gives {parts[i - 1].gives}"
+    refuse_wrong(DtypeError, op, "parts that take what the one before gives", wrong, "that do not", hint)
+    keys = tuple([f"{i}" for i in range(len(parts))])
+
+    def init(params: TensorDict) -> TensorDict:
+        check_td("optim.init", params)
+        return TensorDict({k: part.init(params) for k, part in zip(keys, parts, strict=True)}, params.batch_size)
+
+    def update(updates: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        check_keys(op, state, keys)
+        states: dict[str, Any] = {}
+        for k, part in zip(keys, parts, strict=True):
+            updates, states[k] = part.update(updates, state[k], params)
+        return updates, TensorDict(states, params.batch_size)
+
+    return of_parts(dict(zip(keys, parts, strict=True)), init, update)
+
+
+def masked(transform: T, select: Select) -> T:
+    """Use a transform for some leaves; the others stay as they are.
+
+    Args:
+        transform: of gradients, or an optimiser, which then freezes the other leaves.
         select: a glob on the key with dots such as `"*.weight"`, a list of them, or a function `(key, leaf) -> bool`.
 
     Returns:
         A transform of the same kind; its state is that of the transform for these leaves alone.
 
     Raises:
-        DtypeError: no transform, or nothing that selects.
+        DtypeError: not a transform, or not a selection.
         KeyPathError: in `init` and `update`, a selection without leaves.
 
     Example:
@@ -74,18 +130,18 @@ def masked(transform: T, select: Select) -> T:
 
 
 def partition(parts: Mapping[Any, T | None]) -> T:
-    """Another transform for each group of leaves: rates, weight decay or optimisers of their own, or none.
+    """Use another transform, or none, for each group of leaves.
 
     Args:
-        parts: `{select: transform}`, where a leaf belongs to the first that selects it; see `masked`, with a tuple for
-            a list. None leaves the group as it is: frozen, where the others are optimisers.
+        parts: `{select: transform}`; a leaf belongs to the first `select` that matches it. See `masked`; a tuple stands
+            for a list. None leaves the group as it is: frozen if the others are optimisers.
 
     Returns:
-        A transform of the kind that all parts are; its state is `{"0": …, "1": …}`, those of the parts in order.
+        A transform of the kind of the parts; its state is `{"0": …, "1": …}`, in order.
 
     Raises:
-        DtypeError: no dict, other keys or values, or transforms of different kinds.
-        StructureError: in `init` and `update`, leaves that belong to no group; all are named.
+        DtypeError: not a dict, other keys or values, or transforms of different kinds.
+        StructureError: in `init` and `update`, leaves in no group; all are named.
         KeyPathError: in `init` and `update`, a pattern that no key matches.
 
     Example:
@@ -120,7 +176,7 @@ def partition(parts: Mapping[Any, T | None]) -> T:
             if isinstance(select, (str, tuple)) and select != "*":
                 refuse_unused(op, params._leaves, select, found)
         owners = first_true(flags)
-        lost = [show(p) for p, i, x in zip(params._leaves, owners, params._leaves.values(), strict=True) if owned(i, x)]
+        lost = [show(p) for (p, x), i in zip(params._leaves.items(), owners, strict=True) if i < 0 and trainable(x)]
         hint = "'*': None as the last group leaves the others as they are"
         refuse_wrong(StructureError, op, "a group for each leaf", lost, "in no group", hint)
         return [[i == n for i in owners] for n, part in enumerate(parts.values()) if part is not None]
@@ -128,27 +184,22 @@ def partition(parts: Mapping[Any, T | None]) -> T:
     return by_paths(op, given, groups)
 
 
-def owned(group: int, leaf: Any) -> bool:
-    """Whether a leaf that should be in a group is in none."""
-    return group < 0 and trainable(leaf)
-
-
 def own_flags(params: TensorDict, select: Select) -> list[bool]:
-    """Whether each leaf is trainable and selected."""
+    """Flags of the leaves that are trainable and selected."""
     found = chosen(params._leaves, select)
     return [flag and trainable(x) for flag, x in zip(found, params._leaves.values(), strict=True)]
 
 
 @constant
 def first_true(flags: Sequence[Sequence[bool]]) -> tuple[int, ...]:
-    """For each leaf the first group that has it; -1 where none has."""
+    """The first group of each leaf; -1 for a leaf in none."""
     return tuple([next((i for i, flag in enumerate(row) if flag), -1) for row in zip(*flags, strict=True)])
 
 
 def by_paths(op: str, parts: Mapping[str, T], groups: Groups) -> T:
-    """A transform of parts for groups of leaves, each given as one bool for each leaf of the parameters.
+    """A transform of parts for groups, each given as one bool for each leaf of the parameters.
 
-    The state has the names of the parts; that of a part without a name is the state itself.
+    The state has the names of the parts. The state of a part named "" is the whole state.
     """
     names, transforms = tuple(parts), tuple(parts.values())
     takes, gives = transforms[0].takes, transforms[0].gives
@@ -183,13 +234,13 @@ def by_paths(op: str, parts: Mapping[str, T], groups: Groups) -> T:
 
 @constant
 def flags_at(paths: Sequence[KeyPath], flags: Sequence[bool], others: Sequence[KeyPath]) -> tuple[bool, ...] | None:
-    """The flags of paths at others of them; None where some are none of them."""
+    """Flags of some of the paths; None where one is unknown."""
     table = dict(zip(paths, flags, strict=True))
     return tuple([table[p] for p in others]) if table.keys() >= set(others) else None
 
 
 def subset(td: TensorDict, flags: Sequence[bool]) -> TensorDict:
-    """The leaves of a TensorDict where the flag is True."""
+    """Leaves of a TensorDict whose flag is True."""
     leaves = {p: x for (p, x), flag in zip(td._leaves.items(), flags, strict=True) if flag}
     above = all_ancestors(list(leaves))
     nodes = {p: entry for p, entry in td._nodes.items() if p == () or p in above}
