@@ -1,4 +1,4 @@
-"""What holds of the code: rooms, cycles, sizes, hidden imports, forks on compilation, private parts of torch, facade.
+"""Checks of the code: rooms, cycles, sizes, hidden imports, forks on compilation, private parts of torch, language.
 
 A check is a function from a tree to a list of problems, one line each; `CHECKS` names them all. Each runs twice: on
 this repository, where it must find nothing, and on small trees with planted faults, since a check that cannot fail is
@@ -19,6 +19,7 @@ import tokenize
 from collections.abc import Callable
 
 from .internals import check_internals
+from .language import check_language
 from .tree import FACADE, Tree, functions, name_of
 
 FOUNDATIONS = ("core", "layout", "kernels", "ragged", "tensordict")
@@ -195,5 +196,6 @@ CHECKS: dict[str, Callable[[Tree], list[str]]] = {
     "facade": check_facade,
     "internals": check_internals,
     "ignores": check_ignores,
+    "language": check_language,
     "machine paths": check_machine_paths,
 }
