@@ -3,7 +3,7 @@
     python -m tdc doctor              versions, compiler, devices, extras, three programs, features that are off
     python -m tdc doctor --verbose    the same with each probe of torch's internals and the trace of each failure
 
-A check is a function that returns a `Finding`, a line of the report. Versions come from package metadata, so no optional
+A check is a function that returns a `Finding`, a line of the report. Versions come from package metadata: no optional
 package is imported. The programs compare the library's backend with eager. Their width is new in each run, so that no
 cache on disk stands in for the compiler. Features that are off (`core/private.py`) come last, since first uses switch
 them off.

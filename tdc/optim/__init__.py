@@ -4,11 +4,15 @@
     state = opt.init(params)
     params, state = opt.update(grads, state, params)
 
-All parts are one kind of thing, a `Transform`; see `transform`. States are TensorDicts with the keys of the parameters,
-so an optimiser works on one model or on an ensemble, stacked or under `vmap`; a state is checkpointed like any
-TensorDict, and a whole training step compiles as one graph. The numbers are those of `torch.optim`, step for step.
+All parts are a `Transform`. States are TensorDicts with the keys of the parameters, so an optimiser works on one model
+or on an ensemble, stacked or under `vmap`; a state is saved like any TensorDict, and a whole training step compiles as
+one graph. The numbers are those of `torch.optim`, step for step.
 
-Invariant: nothing is changed in place; learning rates and steps are tensors or constants of the graph, never reread.
+A learning rate `lr` is a float, a tensor `batch_size`, or a schedule `step -> lr`. A setting out of its range is a
+StructureError, a count that is too small a ShapeError, and an argument of another type a DtypeError. `update` refuses
+gradients and states of other parameters with the same errors.
+
+Invariant: nothing is changed in place; learning rates and steps are tensors or constants of the graph.
 """
 
 from tdc.optim.adam import adam as adam

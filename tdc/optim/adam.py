@@ -18,7 +18,7 @@ from tdc.kernels import optimizers as kernels
 from tdc.optim import foreach as c
 from tdc.optim.base import optimizer
 from tdc.optim.foreach import Column, Scalar
-from tdc.optim.fused import can_fuse, updated
+from tdc.optim.fused import can_fuse, fused_update
 from tdc.optim.transform import Optimizer, Rate, check_numbers, given, pair_of
 
 
@@ -36,10 +36,8 @@ def adam(
     Returns:
         An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`, with amsgrad also `"largest"`.
 
-    Raises:
-        StructureError: a setting out of its range.
-
     Example:
+        >>> from tdc import TensorDict
         >>> opt = adam(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -60,6 +58,7 @@ def adamw(
     """Adam with decoupled weight decay; all but that as `adam`, with the defaults of `torch.optim.AdamW`.
 
     Example:
+        >>> from tdc import TensorDict
         >>> opt = adamw(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -83,7 +82,7 @@ def of_adam(
         *largest, rate, n = rest
         columns, settings = [ps, gs, means, squares, *largest], (*betas, eps, weight_decay)
         if can_fuse(columns, rate, n, *settings):
-            return updated(kernels.adam, columns, rate, n, *settings, decoupled)
+            return fused_update(kernels.adam, columns, rate, n, *settings, decoupled)
         ps, gs = decayed(ps, gs, weight_decay, 1 - rate * weight_decay if decoupled else None)
         means, squares = c.lerp(means, gs, 1 - beta1), moved_squares(squares, gs, beta2)
         largest = [c.maximum(xs, squares) for xs in largest]
@@ -115,6 +114,7 @@ def adamax(
         An `Optimizer`; its state is `{"mean": …, "largest": …, "step": …}`.
 
     Example:
+        >>> from tdc import TensorDict
         >>> opt = adamax(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> opt.update(params, opt.init(params), params)[0]["w"]
@@ -146,6 +146,7 @@ def nadam(
         An `Optimizer`; its state is `{"mean": …, "square": …, "product": …, "step": …}`, the product of all momenta.
 
     Example:
+        >>> from tdc import TensorDict
         >>> opt = nadam(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> opt.update(params, opt.init(params), params)[0]["w"]
@@ -186,6 +187,7 @@ def radam(
         An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
 
     Example:
+        >>> from tdc import TensorDict
         >>> opt = radam(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> opt.update(params, opt.init(params), params)[0]["w"]

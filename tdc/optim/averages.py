@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect_at_least, expect_number
-from tdc.core.errors import KeyPathError, StructureError, message, refuse_wrong
+from tdc.core.errors import KeyPathError, message
 from tdc.core.keys import parts, show
 from tdc.optim import foreach as c
 from tdc.optim.adam import debias, decayed, moved_squares
@@ -34,6 +34,7 @@ from tdc.optim.transform import (
     check_td,
     differing,
     pair_of,
+    refuse_differing,
     trainable,
 )
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -53,9 +54,6 @@ def ema(decay: float) -> Transform:
     Returns:
         A `Transform` that returns parameters as they are; its state is `{"average": …}`. Integer buffers and other
         leaves are the latest.
-
-    Raises:
-        StructureError: a decay out of its range; in `update`, an average of other parameters.
 
     Example:
         >>> mean = ema(0.9)
@@ -93,10 +91,6 @@ def lookahead(k: int = 5, alpha: float = 0.5) -> Transform:
 
     Returns:
         A `Transform` of parameters; its state is `{"average": …, "step": …}`, the slow ones.
-
-    Raises:
-        ShapeError: `k` below 1.
-        StructureError: alpha out of its range; in `update`, a state of other parameters.
 
     Example:
         >>> from tdc.optim import chain, sgd
@@ -173,9 +167,7 @@ def lerped(op: str, mean: TensorDict, params: TensorDict, by: Any) -> TensorDict
     own = [x.shape for x in mean._leaves.values()]
     if list(mean._leaves) != list(params._leaves) or own != [x.shape for x in params._leaves.values()]:
         old = {p: x for p, x in mean._leaves.items() if trainable(x)}
-        wrong = differing(build_td(old, {}, mean._size), params)
-        hint = "make the average with init(params) of these parameters"
-        refuse_wrong(StructureError, op, "an average of these params", wrong, "leaves that differ", hint)
+        refuse_differing(op, differing(build_td(old, {}, mean._size), params), "an average")
     new = of_columns(mean, lambda means, ps: c.lerp(means, ps, by), params)
     return build_td({**new._leaves, **fixed}, params._nodes, params._size, params._device)
 
@@ -202,9 +194,6 @@ def schedule_free_sgd(lr: Rate = 1.0, momentum: float = 0.9, weight_decay: float
 
     Returns:
         An `Optimizer`; its state is `{"fast": …, "average": …, "weight": …, "step": …}`, the sum of squared rates.
-
-    Raises:
-        StructureError: a setting out of its range.
 
     Example:
         >>> opt, params = schedule_free_sgd(lr=0.5), TensorDict({"w": torch.ones(2)})
@@ -240,7 +229,6 @@ def schedule_free_adamw(
     """Schedule-free AdamW; evaluate with `averaged(state)`.
 
     Args:
-        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         betas: weight of the average where gradients are taken, and decay of the mean of squares.
         eps: as in `adamw`.
         weight_decay: multiplied by the rate and the parameters `y`.
@@ -248,9 +236,6 @@ def schedule_free_adamw(
 
     Returns:
         An `Optimizer`; its state is that of `schedule_free_sgd` with `"square"`.
-
-    Raises:
-        StructureError: a setting out of its range.
 
     Example:
         >>> opt, params = schedule_free_adamw(lr=0.5), TensorDict({"w": torch.ones(2)})

@@ -35,14 +35,12 @@ def lamb(
     """AdamW with each leaf's step scaled to the norm of its parameter: for large batches.
 
     Args:
-        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         betas, eps, weight_decay: as in `adamw`; the decay is part of the scaled step.
 
     Returns:
         An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
 
     Raises:
-        StructureError: a setting out of its range.
         DtypeError: in `init` and `update`, complex parameters.
 
     Example:
@@ -93,14 +91,12 @@ def muon(
     """Momentum with orthogonalised steps: for matrices, such as the weights of hidden layers.
 
     Args:
-        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         others: as in `torch.optim.Muon`, with its defaults.
 
     Returns:
         An `Optimizer`; its state is `{"momentum": …, "step": …}`.
 
     Raises:
-        StructureError: a setting out of its range.
         ShapeError: in `init` and `update`, parameters that are not matrices. Give those to another with `partition`.
         DtypeError: complex ones.
 
@@ -175,7 +171,6 @@ def adafactor(
         "whole" for leaves of less than two dims.
 
     Raises:
-        StructureError: a setting out of its range.
         DtypeError: in `init` and `update`, complex parameters.
 
     Example:

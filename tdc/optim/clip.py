@@ -52,9 +52,6 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     Returns:
         A `Transform` for `chain`; its state is empty.
 
-    Raises:
-        StructureError: `max_norm` less than 0.
-
     Example:
         >>> grads = TensorDict({"w": torch.tensor([3.0, 4.0])})
         >>> clip = clip_by_global_norm(1.0)
@@ -106,9 +103,6 @@ def clip_by_value(limit: float) -> Transform:
     Returns:
         A `Transform` for `chain`; its state is empty.
 
-    Raises:
-        StructureError: `limit` less than 0.
-
     Example:
         >>> grads = TensorDict({"w": torch.tensor([3.0, -0.5])})
         >>> clip = clip_by_value(1.0)
@@ -143,9 +137,6 @@ def decay(weight: float) -> Transform:
     Returns:
         A `Transform` for `chain`; its state is empty.
 
-    Raises:
-        StructureError: `weight` less than 0; in `update`, gradients of other parameters.
-
     Example:
         >>> params = TensorDict({"w": torch.tensor([2.0, 4.0])})
         >>> decay(0.5).update(params * 0, TensorDict({}), params)[0]["w"]
@@ -176,10 +167,6 @@ def noise(eta: float, gamma: float = 0.55, seed: int = 0) -> Transform:
 
     Returns:
         A `Transform` for `chain`; its state is `{"key": …, "step": …}`.
-
-    Raises:
-        StructureError: a number less than 0.
-        DtypeError: a seed that is not an int.
 
     Example:
         >>> params = TensorDict({"w": torch.zeros(10_000)})

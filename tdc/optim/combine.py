@@ -54,9 +54,9 @@ def chain(*parts: Transform) -> Transform:
 
     Raises:
         DtypeError: a part that is not a transform, or does not take what the one before gives.
-        StructureError: in `update`, a state of another chain.
 
     Example:
+        >>> import torch
         >>> from tdc.optim import clip_by_global_norm, sgd
         >>> opt = chain(clip_by_global_norm(1.0), sgd(lr=1.0))
         >>> params = TensorDict({"w": torch.tensor([3.0, 4.0])})

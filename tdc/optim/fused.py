@@ -29,7 +29,7 @@ FEW = 12  # a graph of fewer leaves has the arithmetic of each
 AT_ONCE = 8  # leaves of one node: their gradients all live until it runs
 
 
-def updated(fused: Fused, columns: list[Column], rate: Scalar, step: Tensor, *settings: Any) -> tuple[Column, ...]:
+def fused_update(fused: Fused, columns: list[Column], rate: Scalar, step: Tensor, *settings: Any) -> tuple[Column, ...]:
     """New parameters and moments, from columns of parameters, gradients and moments."""
     ps, gs, *moments = columns
     new = [[x.clone() for x in column] for column in (ps, *moments)]

@@ -40,7 +40,6 @@ class LossScale:
 
     Raises:
         StructureError: a scale of 0, a growth of at most 1, or a backoff of at least 1.
-        ShapeError: an interval below 1.
 
     Compile:
         fullgraph, no sync; vmap, one scale for each model.

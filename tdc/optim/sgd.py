@@ -13,7 +13,7 @@ from tdc.optim import foreach as c
 from tdc.optim.adam import decayed, moved_squares
 from tdc.optim.base import optimizer, wide
 from tdc.optim.foreach import Column, Scalar
-from tdc.optim.fused import can_fuse, updated
+from tdc.optim.fused import can_fuse, fused_update
 from tdc.optim.transform import Optimizer, Rate, check_numbers, given, pair_of
 
 
@@ -23,16 +23,16 @@ def sgd(
     """Gradient descent, plain or with momentum, a running sum of gradients.
 
     Args:
-        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         momentum, dampening, weight_decay, nesterov: as in `torch.optim.SGD`. The first step is not dampened.
 
     Returns:
         An `Optimizer`; its state is `{"momentum": …, "step": …}`, without momentum `{"step": …}`.
 
     Raises:
-        StructureError: a setting out of its range, nesterov without momentum or with dampening.
+        StructureError: nesterov without momentum or with dampening.
 
     Example:
+        >>> from tdc import TensorDict
         >>> opt = sgd(lr=0.1, momentum=0.9)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -52,7 +52,7 @@ def sgd(
     def many(ps: Column, gs: Column, *rest: Any) -> tuple[Column, ...]:
         *buffers, rate, weight, n = rest
         if buffers and not given(dampening) and can_fuse([ps, gs, *buffers], rate, n, momentum, weight_decay):
-            return updated(kernels.sgd, [ps, gs, *buffers], rate, n, momentum, weight_decay, nesterov)
+            return fused_update(kernels.sgd, [ps, gs, *buffers], rate, n, momentum, weight_decay, nesterov)
         ps, gs = decayed(ps, gs, weight_decay, None)
         if not buffers:
             return (c.minus(ps, gs, rate),)
@@ -76,10 +76,8 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
     Returns:
         An `Optimizer`; its state is `{"mean": …, "step": …}`.
 
-    Raises:
-        StructureError: a setting out of its range.
-
     Example:
+        >>> from tdc import TensorDict
         >>> opt = lion(lr=0.1)
         >>> params = TensorDict({"w": torch.tensor([2.0, -3.0])})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -110,16 +108,11 @@ def adagrad(
 ) -> Optimizer:  # fmt: skip
     """Gradients over the root of the sum of all their squares; settings as in `torch.optim.Adagrad`.
 
-    Args:
-        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
-
     Returns:
         An `Optimizer`; its state is `{"sum": …, "step": …}`.
 
-    Raises:
-        StructureError: a setting out of its range.
-
     Example:
+        >>> from tdc import TensorDict
         >>> opt = adagrad(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -154,16 +147,13 @@ def rmsprop(
     """Gradients over the root of a running mean of their squares; settings as in `torch.optim.RMSprop`.
 
     Args:
-        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         centered: divide by the deviation, not by the root of the mean square.
 
     Returns:
         An `Optimizer`; its state is `{"square": …, "step": …}`, with momentum also `"momentum"`, centered `"mean"`.
 
-    Raises:
-        StructureError: a setting out of its range.
-
     Example:
+        >>> from tdc import TensorDict
         >>> opt = rmsprop(lr=0.1, alpha=0.75)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> opt.update(params, opt.init(params), params)[0]["w"]
@@ -198,16 +188,11 @@ def rmsprop(
 def adadelta(lr: Rate = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0) -> Optimizer:
     """Steps scaled by a running mean of those before; settings as in `torch.optim.Adadelta`.
 
-    Args:
-        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
-
     Returns:
         An `Optimizer`; its state is `{"square": …, "delta": …, "step": …}`, running means of squares.
 
-    Raises:
-        StructureError: a setting out of its range.
-
     Example:
+        >>> from tdc import TensorDict
         >>> opt = adadelta()
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> opt.update(params, opt.init(params), params)[0]["w"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,24 +29,16 @@ FROM, TO = "optim.from_torch_optim", "optim.to_torch_state_dict"
 ADAM = {"mean": "exp_avg", "square": "exp_avg_sq"}
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Our function for a class of torch, and its names of our moments."""
-
-    make: Callable[..., Optimizer]
-    moments: dict[str, str]
-
-
-KINDS: dict[type, Kind] = {
-    torch.optim.SGD: Kind(sgd, {"momentum": "momentum_buffer"}),
-    torch.optim.Adam: Kind(adam, {**ADAM, "largest": "max_exp_avg_sq"}),
-    torch.optim.AdamW: Kind(adamw, {**ADAM, "largest": "max_exp_avg_sq"}),
-    torch.optim.Adamax: Kind(adamax, {"mean": "exp_avg", "largest": "exp_inf"}),
-    torch.optim.NAdam: Kind(nadam, ADAM),
-    torch.optim.RAdam: Kind(radam, ADAM),
-    torch.optim.Adagrad: Kind(adagrad, {"sum": "sum"}),
-    torch.optim.RMSprop: Kind(rmsprop, {"square": "square_avg", "momentum": "momentum_buffer", "mean": "grad_avg"}),
-    torch.optim.Adadelta: Kind(adadelta, {"square": "square_avg", "delta": "acc_delta"}),
+KINDS: dict[type, tuple[Callable[..., Optimizer], dict[str, str]]] = {  # our function, and torch's names of our moments
+    torch.optim.SGD: (sgd, {"momentum": "momentum_buffer"}),
+    torch.optim.Adam: (adam, {**ADAM, "largest": "max_exp_avg_sq"}),
+    torch.optim.AdamW: (adamw, {**ADAM, "largest": "max_exp_avg_sq"}),
+    torch.optim.Adamax: (adamax, {"mean": "exp_avg", "largest": "exp_inf"}),
+    torch.optim.NAdam: (nadam, ADAM),
+    torch.optim.RAdam: (radam, ADAM),
+    torch.optim.Adagrad: (adagrad, {"sum": "sum"}),
+    torch.optim.RMSprop: (rmsprop, {"square": "square_avg", "momentum": "momentum_buffer", "mean": "grad_avg"}),
+    torch.optim.Adadelta: (adadelta, {"square": "square_avg", "delta": "acc_delta"}),
 }
 IGNORED = {"foreach", "fused", "capturable", "differentiable", "params", "param_names", "initial_lr"}
 NUMBERS = {"product": "mu_product"}  # of nadam, one for all parameters
@@ -151,13 +142,12 @@ def groups_of(op: str, optimizer: Any, module: Any) -> list[dict[KeyPath, Tensor
 
 def optimizer_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimizer:
     """An optimiser with the settings of one group."""
-    kind = KINDS.get(type(optimizer))
-    if kind is None:
+    if type(optimizer) not in KINDS:
         names = ", ".join([cls.__name__ for cls in KINDS])
         raise UnsupportedError(message(FROM, f"one of {names}", type(optimizer).__name__, hint="write a Transform"))
-    make, settings = kind.make, {k: x for k, x in group.items() if k not in IGNORED}
-    if kind.make in (adam, adamw):
-        make = adamw if settings.pop("decoupled_weight_decay", kind.make is adamw) else adam
+    make, settings = KINDS[type(optimizer)][0], {k: x for k, x in group.items() if k not in IGNORED}
+    if make in (adam, adamw):
+        make = adamw if settings.pop("decoupled_weight_decay", make is adamw) else adam
     known = set(inspect.signature(make).parameters)
     odd = {k: f"{x!r}" for k, x in settings.items() if k not in known and x is not False}
     refuse_wrong(UnsupportedError, FROM, "settings that tdc.optim has", odd, "others", "leave them at their defaults")
@@ -175,7 +165,7 @@ def with_moments(optimizer: torch.optim.Optimizer, state: TensorDict, group: dic
         hint = "one count is for a whole group: put these into a group of their own"
         at = {path: f"{n} steps" for path, n in steps.items()}
         raise StructureError(message(FROM, "parameters with equally many steps", f"{len(counts)}", at, hint))
-    for name, theirs in KINDS[type(optimizer)].moments.items():
+    for name, theirs in KINDS[type(optimizer)][1].items():
         for path, entry in entries.items():
             if name in state and entry.get(theirs) is not None:
                 moment = entry[theirs].to(state[name].get(path), copy=True)
@@ -202,7 +192,7 @@ def check_moments(state: TensorDict, group: dict[KeyPath, Tensor]) -> None:
 
 def torch_entry(optimizer: torch.optim.Optimizer, state: TensorDict, path: KeyPath) -> dict[str, Any]:
     """torch's state of one parameter."""
-    kind = KINDS[type(optimizer)]
+    _, moments = KINDS[type(optimizer)]
     entry: dict[str, Any] = {} if type(optimizer) is torch.optim.SGD else {"step": state["step"].float().clone()}
-    entry |= {theirs: state[name].get(path).clone() for name, theirs in kind.moments.items() if name in state}
+    entry |= {theirs: state[name].get(path).clone() for name, theirs in moments.items() if name in state}
     return entry | {theirs: state[name].float().clone() for name, theirs in NUMBERS.items() if name in state}

@@ -211,8 +211,18 @@ def check_state(
     for name in numbers:
         if state[name].shape != params.batch_size:
             wrong[name] = f"{describe(state[name])}, in params batch_size {show_sizes(params.batch_size)}"
-    hint = "make the state with init(params) of these parameters"
-    refuse_wrong(StructureError, op, "a state of these params", wrong, "leaves that differ", hint)
+    refuse_differing(op, wrong)
+
+
+def check_copies(op: str, name: str, state: TensorDict, params: TensorDict) -> None:
+    """Refuse a state whose entry of this name does not fit the parameters."""
+    refuse_differing(op, differing(state[name], params, f"{name}."))
+
+
+def refuse_differing(op: str, wrong: dict[str, str], what: str = "a state") -> None:
+    """Refuse moments that do not fit the parameters, as `differing` found."""
+    hint = f"make the {what.split()[1]} with init(params) of these parameters"
+    refuse_wrong(StructureError, op, f"{what} of these params", wrong, "leaves that differ", hint)
 
 
 def differing(moments: TensorDict, params: TensorDict, prefix: str = "", own_shapes: bool = False) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Optimisers around an optimiser: gradients of several calls as one, steps left out, float32 copies, numbers as state.
 
-They nest; the state of the inner one is at "inner". Whether a step is taken is a tensor, one for each model, so all
-steps are one graph.
+They nest; the state of the inner one is at "inner". All steps are one graph: a tensor, one for each model, decides if a
+step is taken.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least, expect_function
 from tdc.core.dtypes import HALF
-from tdc.core.errors import DtypeError, StructureError, message, refuse_wrong
+from tdc.core.errors import DtypeError, message
 from tdc.optim.base import begin, first_step, wide
 from tdc.optim.foreach import extended
 from tdc.optim.transform import (
     Optimizer,
     Transform,
     around,
+    check_copies,
     check_grads,
     check_keys,
     check_rate,
     check_td,
     check_transform,
-    differing,
     rate_at,
     trainable,
 )
@@ -46,11 +46,6 @@ def multi_steps(optimizer: Transform, k: int) -> Optimizer:
 
     Returns:
         An `Optimizer`; its state is `{"inner": …, "sum": …, "calls": …}`. Schedules count the steps, not the calls.
-
-    Raises:
-        DtypeError: not an optimiser.
-        ShapeError: `k` below 1.
-        StructureError: in `update`, gradients or a state of other parameters.
 
     Compile:
         each call computes the step, and takes or drops it.
@@ -106,9 +101,6 @@ def skip_nonfinite(optimizer: Transform) -> Optimizer:
     Returns:
         An `Optimizer`; its state is `{"inner": …, "skipped": …}`.
 
-    Raises:
-        DtypeError: not an optimiser.
-
     Example:
         >>> from tdc.optim import sgd
         >>> opt, params = skip_nonfinite(sgd(1.0)), TensorDict({"w": torch.ones(2)})
@@ -147,10 +139,6 @@ def master_weights(optimizer: Transform) -> Optimizer:
 
     Returns:
         An `Optimizer`; its state is `{"inner": …, "master": …}`, copies of parameters in half precision only.
-
-    Raises:
-        DtypeError: not an optimiser.
-        StructureError: in `update`, a state of other parameters.
 
     Example:
         >>> from tdc.optim import sgd
@@ -242,10 +230,8 @@ def inject(make: Callable[..., T], **settings: Any) -> T:
         check_keys(op, state, keys)
         hyper = numbers_at(state, numbers)
         new, inner = make(**fixed, **hyper).update(updates, state["inner"], params)
-        after: dict[str, Any] = {"inner": inner, "hyper": hyper}
-        if scheduled:
-            after["step"] = state["step"] + 1
-        return new, TensorDict(after, params.batch_size)
+        step = {"step": state["step"] + 1} if scheduled else {}
+        return new, TensorDict({"inner": inner, "hyper": hyper, **step}, params.batch_size)
 
     def rates(state: TensorDict) -> dict[str, Tensor]:
         return make(**fixed, **numbers_at(state, numbers)).rates(state["inner"])
@@ -269,13 +255,6 @@ def numbers_at(state: TensorDict, numbers: dict[str, Any]) -> dict[str, Tensor]:
     schedules: dict[str, Any] = {name: x for name, x in numbers.items() if callable(x)}
     rates: dict[str, Any] = {name: rate_at(x, state["step"], found[name].dtype) for name, x in schedules.items()}
     return found | {name: rate.to(found[name].dtype) for name, rate in rates.items()}
-
-
-def check_copies(op: str, name: str, state: TensorDict, params: TensorDict) -> None:
-    """Refuse a state whose entry of this name does not fit the parameters."""
-    wrong = differing(state[name], params, f"{name}.")
-    hint = "make the state with init(params) of these parameters"
-    refuse_wrong(StructureError, op, "a state of these params", wrong, "leaves that differ", hint)
 
 
 def either(flag: Tensor, new: TensorDict, old: TensorDict) -> TensorDict:
