@@ -169,7 +169,7 @@ unscan_blocks(module)""",
 class BucketSampler(lengths, batch_size, *, window=100, shuffle=True, seed=0, drop_last=False, rank=0,
     world_size=1)
 class Dataset(source, keys=None)
-class Loader(td, sampler, prefetch, pin_memory, device)
+class Loader(td, sampler, prefetch, pin_memory, device, progress=False)
 class TokenBudgetSampler(lengths, max_tokens, *, shuffle=True, consecutive=False, seed=0, drop_last=False,
     rank=0, world_size=1)
 collate(samples, *, ragged_keys=(), pad_keys=(), value=0)
@@ -178,7 +178,7 @@ from_parquet(path, *, columns=None)
 group_by(td, key)
 loader(source, batch_size=None, *, max_tokens=None, key=None, batch_sampler=None, shuffle=False,
     consecutive=False, seed=0, drop_last=False, prefetch=0, pin_memory=False, device=None, rank=0,
-    world_size=1)
+    world_size=1, progress=False)
 map_iter(fn, td, dim=0, *, chunksize=None, num_chunks=None, executor=None, shuffle=False, seed=None,
     prefetch=8)
 pad_sequence(tds, dim=0, value=0, side='right', *, keys=None, mask_key=None)

@@ -75,7 +75,7 @@ items(self, include_nested=False, leaves_only=False, is_leaf=None, *, sort=False
 keys(self, include_nested=False, leaves_only=False, is_leaf=None, *, sort=False)
 map(td, fn, dim=0, **kwargs)
 map_iter(td, fn, dim=0, **kwargs)
-memmap(td, path, *, mode='r', overwrite=False, sync=True)
+memmap(td, path, *, mode='r', overwrite=False, sync=True, progress=False)
 mutate(self)
 ndim
 ndimension(self)

@@ -27,6 +27,7 @@ from tdc.core.errors import (
     refuse_wrong,
 )
 from tdc.core.keys import show
+from tdc.core.progress import Progress, check_progress, each
 from tdc.core.typing import NestedKey
 from tdc.data.dataset import Dataset, examples_of, index_device
 from tdc.data.epochs import Batches, EpochSampler, Plan, whole_number
@@ -45,7 +46,7 @@ def loader(
     source: TensorDict | Dataset | PathLike, batch_size: int | None = None, *,
     max_tokens: int | None = None, key: NestedKey | None = None, batch_sampler: EpochSampler | None = None,
     shuffle: bool = False, consecutive: bool = False, seed: int = 0, drop_last: bool = False, prefetch: int = 0,
-    pin_memory: bool = False, device: Any = None, rank: int = 0, world_size: int = 1,
+    pin_memory: bool = False, device: Any = None, rank: int = 0, world_size: int = 1, progress: Progress = False,
 ) -> Loader:  # fmt: skip
     """Batches of examples, again and again: each pass over the result is one epoch.
 
@@ -64,6 +65,7 @@ def loader(
         device: where batches go; without it they stay where the source is.
         rank, world_size: this process and the number of processes. Each example goes to one rank, and all ranks have
             the same number of batches: the first examples (with max_tokens, batches) are there twice where needed.
+        progress: True for a bar of each epoch, or a function of how many batches are done and how many there are.
 
     Returns:
         An iterable of TensorDicts with `len()` batches. `set_epoch(epoch)` chooses an epoch; a pass that ends begins
@@ -95,22 +97,25 @@ def loader(
     sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, consecutive, settings)
     ahead = whole_number(OP, 0, "prefetch", prefetch)
     expect(OP, pin_memory, bool, of=" for pin_memory")
+    check_progress(OP, progress)
     if pin_memory:
         check_pinning(td)
-    return Loader(td, sampler, ahead, pin_memory, None if device is None else as_device(device))
+    return Loader(td, sampler, ahead, pin_memory, None if device is None else as_device(device), progress)
 
 
 class Loader:
     """What `loader` returns: batches, one epoch in each pass."""
 
     def __init__(
-        self, td: TensorDict, sampler: EpochSampler, prefetch: int, pin_memory: bool, device: torch.device | None
-    ) -> None:
+        self, td: TensorDict, sampler: EpochSampler, prefetch: int, pin_memory: bool, device: torch.device | None,
+        progress: Progress = False,
+    ) -> None:  # fmt: skip
         self._td = td
         self._sampler = sampler
         self._prefetch = prefetch
         self._pin_memory = pin_memory
         self._device = device
+        self._progress = progress
 
     def __len__(self) -> int:
         """Number of batches in the current epoch, the same on all ranks."""
@@ -121,7 +126,8 @@ class Loader:
 
     def _batches(self, plan: Plan, first: int) -> Generator[TensorDict, None, None]:
         made = prefetched(gathered(self._td, plan, first, self._pin_memory), self._prefetch)
-        return made if self._device is None else to_device(made, self._device, self._pin_memory)
+        made = made if self._device is None else to_device(made, self._device, self._pin_memory)
+        return each(made, self._progress, len(self), "loader", first) if self._progress else made
 
     @property
     def batch_sampler(self) -> EpochSampler:

@@ -16,13 +16,13 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from itertools import count
 from typing import Any
 
 import torch
 
 from tdc.core.arguments import expect, expect_at_least, expect_function, expect_number, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.progress import Progress, check_progress, shown
 from tdc.data.chunks import check_out, chunks_of, joined, write
 from tdc.data.epochs import SEEDS
 from tdc.data.executors import Work, check_executor
@@ -32,7 +32,6 @@ from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
 ITER = "data.map_iter"
-Progress = bool | Callable[[int, int], Any]
 
 
 def map(
@@ -150,9 +149,8 @@ def by_executor(
 ) -> Any:  # fmt: skip
     """`map` by the workers of an executor."""
     chunks = chunks_of(td._size[dim], chunksize, num_chunks)
-    with shown(progress, chunks.total) as tell:
-        done = count(1)
-        work = Work("map", executor, fn, td, dim, out, lambda: tell(next(done)))
+    with shown(progress, chunks.total, "map") as advance:
+        work = Work("map", executor, fn, td, dim, out, advance)
         results = list(work.results([chunks.at(i) for i in range(chunks.total)], chunks.total))
     return joined(results, dim, chunks) if out is None else out
 
@@ -167,14 +165,14 @@ def in_turn(
     if out is None and progress is False:
         return joined([fn(part) for part in parts], dim, chunks)
     results = []
-    with shown(progress, len(parts)) as tell:
+    with shown(progress, len(parts), "map") as advance:
         for number, part in enumerate(parts):
             result = fn(part)
             if out is None:
                 results.append(result)
             else:
                 write(result, chunks.at(number).of(out, dim), chunks.at(number))
-            tell(number + 1)
+            advance()
     return joined(results, dim, chunks) if out is None else out
 
 

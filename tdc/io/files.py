@@ -17,7 +17,7 @@ import mmap
 import os
 import stat
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import torch
@@ -104,12 +104,16 @@ def opened_folder(name: str, parent: int) -> int:
 # -- writing
 
 
-def write(folder: int, name: str, data: memoryview, sync: bool) -> None:
-    """Write a new file."""
+def write(
+    folder: int, name: str, data: memoryview, sync: bool, advance: Callable[[int], None] = lambda written: None
+) -> None:
+    """Write a new file; `advance` gets the bytes of each write."""
     file = os.open(name, NEW, 0o666, dir_fd=folder)
     try:
         while data:
-            data = data[os.write(file, data[:CHUNK]) :]
+            written = os.write(file, data[:CHUNK])
+            advance(written)
+            data = data[written:]
         if sync:
             os.fsync(file)
     finally:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from tdc.core.arguments import expect
 from tdc.core.errors import UnsupportedError, refuse_wrong
 from tdc.core.keys import show
+from tdc.core.progress import Progress, check_progress, shown
 from tdc.interop.spec import Spec, spec_of, zeros
 from tdc.io.filenames import MANIFEST, Part, check_names, file_name
 from tdc.io.files import Folders, bytes_of, host, reserve, write
@@ -33,8 +34,9 @@ PathLike = str | os.PathLike[str]
 
 
 def save(
-    td: TensorDict, path: PathLike, *, overwrite: bool = False, sync: bool = True, checksums: bool = False
-) -> None:
+    td: TensorDict, path: PathLike, *, overwrite: bool = False, sync: bool = True, checksums: bool = False,
+    progress: Progress = False,
+) -> None:  # fmt: skip
     """Write a TensorDict to a folder: a file of raw bytes for each tensor, and `meta.json`, which describes them.
 
     The folder appears whole or not at all, and replaces a store in one step; who reads the old one goes on reading it.
@@ -46,6 +48,7 @@ def save(
         overwrite: replace a store that is there; never anything else.
         sync: wait until everything is on the disk. Without it a store may be lost, or be incomplete, after a power cut.
         checksums: write a CRC-32 of each tensor, which `load(path, verify=True)` compares.
+        progress: True for a bar, or a function of the bytes that are written and of all bytes.
 
     Raises:
         UnsupportedError: leaves and values that a file cannot hold; all are named.
@@ -66,22 +69,26 @@ def save(
     Source:
         RFC torch.dict.TensorDict, "Serialization".
     """
-    save_as("io.save", td, path, overwrite, sync, checksums)
+    save_as("io.save", td, path, overwrite, sync, checksums, progress)
 
 
-def save_as(op: str, td: Any, path: Any, overwrite: bool, sync: bool, checksums: bool) -> None:
+def save_as(
+    op: str, td: Any, path: Any, overwrite: bool, sync: bool, checksums: bool, progress: Progress
+) -> None:
     """`save`, as part of another operation."""
     expect(op, td, TensorDict)
     check_settings(op, path, overwrite, sync, checksums)
+    check_progress(op, progress)
     table, tensors = described(op, td)
     check_files(op, table, tensors)
     manifest = dump(op, table)
-    with staged(op, path, overwrite, sync) as root:
+    total = sum([x.numel() * x.element_size() for x in tensors.values()])
+    with staged(op, path, overwrite, sync) as root, shown(progress, total, "save", unit="B") as advance:
         with Folders(root, make=True, sync=sync) as folders:
             for (keys, part), x in tensors.items():
                 own = host(x)
                 data = bytes_of(own)
-                write(folders.at(keys[:-1]), file_name(keys[-1], part), data, sync)
+                write(folders.at(keys[:-1]), file_name(keys[-1], part), data, sync, advance)
                 if checksums:
                     entry: Any = table[keys]
                     entry.parts[part] = entry.parts[part]._replace(crc32=zlib.crc32(data))
@@ -147,7 +154,7 @@ def memmap_empty(
 def memmap(td: TensorDict, path: PathLike, mode: Literal["r", "r+"], overwrite: bool, sync: bool) -> TensorDict:
     """`td.memmap(path)`."""
     check_mode("memmap", mode)
-    save_as("memmap", td, path, overwrite, sync, False)
+    save_as("memmap", td, path, overwrite, sync, False, progress)
     return load(path, mode=mode, classes=classes_of(td))
 
 
