@@ -17,9 +17,10 @@ from tdc.core.arguments import expect, expect_number
 from tdc.kernels import optimizers as kernels
 from tdc.optim import foreach as c
 from tdc.optim.base import optimizer
+from tdc.optim.checks import check_numbers, given, pair_of
 from tdc.optim.foreach import Column, Scalar
 from tdc.optim.fused import can_fuse, fused_update
-from tdc.optim.transform import Optimizer, Rate, check_numbers, given, pair_of
+from tdc.optim.transform import Optimizer, Rate
 
 
 def adam(

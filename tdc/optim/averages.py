@@ -23,20 +23,9 @@ from tdc.core.keys import parts, show
 from tdc.optim import foreach as c
 from tdc.optim.adam import debias, decayed, moved_squares
 from tdc.optim.base import Start, first_step, of_columns, optimizer, wide
+from tdc.optim.checks import check_keys, check_numbers, check_td, differing, pair_of, refuse_differing, trainable
 from tdc.optim.foreach import Column, Scalar, extended
-from tdc.optim.transform import (
-    PARAMETERS,
-    Optimizer,
-    Rate,
-    Transform,
-    check_keys,
-    check_numbers,
-    check_td,
-    differing,
-    pair_of,
-    refuse_differing,
-    trainable,
-)
+from tdc.optim.transform import PARAMETERS, Optimizer, Rate, Transform
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 AVERAGE = "average"

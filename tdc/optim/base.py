@@ -24,18 +24,9 @@ from tdc.core.arguments import expect
 from tdc.core.dtypes import HALF
 from tdc.core.dynamo import constant
 from tdc.core.typing import KeyPath
+from tdc.optim.checks import check_grads, check_rate, check_state, check_td, trainable
 from tdc.optim.foreach import Column, Scalar
-from tdc.optim.transform import (
-    Optimizer,
-    Rate,
-    check_grads,
-    check_rate,
-    check_state,
-    check_td,
-    maker_of,
-    rate_at,
-    trainable,
-)
+from tdc.optim.transform import Optimizer, Rate, maker_of, rate_at
 from tdc.tensordict.paths import gathered, prefixed, replaced
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -95,13 +86,9 @@ def optimizer(
 
         return updated(op, run, grads, state, params, names, tuple(numbers), found, own_shapes)
 
-    name = f"{op.rpartition('.')[2]}(lr={rate_text(lr)})"
+    shown = f"{lr:g}" if isinstance(lr, (int, float)) else maker_of(lr)
+    name = f"{op.rpartition('.')[2]}(lr={shown})"
     return Optimizer(init, update, rates=rates, elementwise=features is None and not own_shapes, name=name)
-
-
-def rate_text(lr: Rate) -> str:
-    """A learning rate as text; a schedule by the function that made it."""
-    return f"{lr:g}" if isinstance(lr, (int, float)) else maker_of(lr)
 
 
 def begin(

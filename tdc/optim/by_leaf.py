@@ -21,9 +21,10 @@ from tdc.core.keys import show
 from tdc.optim import foreach as c
 from tdc.optim.adam import debias, decayed, moved_squares
 from tdc.optim.base import optimizer, wide
+from tdc.optim.checks import check_numbers, pair_of, trainable
 from tdc.optim.combine import by_paths
 from tdc.optim.foreach import Column, Scalar
-from tdc.optim.transform import Optimizer, Rate, check_numbers, pair_of, trainable
+from tdc.optim.transform import Optimizer, Rate
 from tdc.tensordict.tensordict import TensorDict
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

@@ -10,7 +10,8 @@ from torch import Tensor
 from tdc.core.arguments import expect, expect_number
 from tdc.optim import foreach as c
 from tdc.optim.base import DOUBLE, of_columns, wide
-from tdc.optim.transform import Transform, check_grads, check_keys, check_numbers, stateless, trainable
+from tdc.optim.checks import check_grads, check_keys, check_numbers, trainable
+from tdc.optim.transform import Transform, stateless
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 BITS, SECOND = 0x7FFFFFFF, 0x5BD1E995  # 31 bits: products fit into int64, whose bounds Inductor computes

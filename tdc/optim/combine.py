@@ -16,19 +16,8 @@ from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
-from tdc.optim.transform import (
-    PARAMETERS,
-    Optimizer,
-    Transform,
-    check_grads,
-    check_keys,
-    check_td,
-    check_transform,
-    group_of,
-    of_parts,
-    rates_of,
-    trainable,
-)
+from tdc.optim.checks import check_grads, check_keys, check_td, check_transform, trainable
+from tdc.optim.transform import PARAMETERS, Optimizer, Transform, group_of, of_parts, rates_of
 from tdc.tensordict.paths import all_ancestors
 from tdc.tensordict.patterns import Select, check_select, chosen, refuse_unused
 from tdc.tensordict.storage import retype

@@ -18,8 +18,8 @@ from tdc.compile.train_state import Scaling, first_scale, next_scale
 from tdc.core.arguments import expect, expect_at_least
 from tdc.core.errors import StructureError, message
 from tdc.optim.base import wide
+from tdc.optim.checks import check_keys, check_numbers, check_td, trainable
 from tdc.optim.foreach import each
-from tdc.optim.transform import check_keys, check_numbers, check_td, trainable
 from tdc.optim.wrappers import all_finite
 from tdc.tensordict.storage import as_size
 from tdc.tensordict.tensordict import TensorDict, build_td

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least, expect_function, expect_number
 from tdc.core.errors import DtypeError, StructureError, describe, message
-from tdc.optim.transform import Schedule, check_numbers
+from tdc.optim.checks import check_numbers
+from tdc.optim.transform import Schedule
 
 
 def constant(lr: float) -> Schedule:

@@ -12,9 +12,10 @@ from tdc.kernels import optimizers as kernels
 from tdc.optim import foreach as c
 from tdc.optim.adam import decayed, moved_squares
 from tdc.optim.base import optimizer, wide
+from tdc.optim.checks import check_numbers, given, pair_of
 from tdc.optim.foreach import Column, Scalar
 from tdc.optim.fused import can_fuse, fused_update
-from tdc.optim.transform import Optimizer, Rate, check_numbers, given, pair_of
+from tdc.optim.transform import Optimizer, Rate
 
 
 def sgd(

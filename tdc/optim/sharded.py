@@ -24,11 +24,14 @@ from tdc.core.dynamo import under_transform
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
-from tdc.optim.transform import Optimizer, around, check_grads, check_keys, check_td, check_transform, trainable
+from tdc.optim.checks import check_grads, check_keys, check_td, check_transform, trainable
+from tdc.optim.transform import Optimizer, around
 from tdc.tensordict.paths import gathered, replaced
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 OP = "optim.sharded"
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 
 
 def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
@@ -112,30 +115,23 @@ class Shards:
             leaves = replaced(leaves, paths, cut(whole, gathered(params._leaves, paths)))
         return build_td(leaves, params._nodes, params._size, params._device), TensorDict({"inner": inner})
 
-    def own(self, td: TensorDict, kinds: Kinds) -> TensorDict:
+    def own(self, td: TensorDict, kinds: dict[str, list[KeyPath]]) -> TensorDict:
         """The part of this process, one vector for each dtype."""
         leaves, rank, count = td._leaves, self.rank, self.count
         return TensorDict({name: part_of(gathered(leaves, paths), rank, count) for name, paths in kinds.items()})
 
 
-# -- parts of vectors
-
-Kinds = dict[str, list[KeyPath]]
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
-
-
-def kinds_of(params: TensorDict) -> Kinds:
+def kinds_of(params: TensorDict) -> dict[str, list[KeyPath]]:
     """Paths of the trainable leaves of each dtype."""
     if params.ndim:
         hint = "one model in each process, or the optimizer without sharded"
         raise ShapeError(message(OP, "parameters without batch dims", f"{params.ndim} of them", hint=hint))
     leaves = {p: x for p, x in params._leaves.items() if trainable(x)}
-    first = next(iter(leaves.values()), None)
-    elsewhere = [f"{show(p)}: {x.device}" for p, x in leaves.items() if first is not None and x.device != first.device]
+    devices = [x.device for x in leaves.values()]
+    elsewhere = [f"{show(p)}: {x.device}" for p, x in leaves.items() if x.device != devices[0]]
     hint = "partition of sharded parts, one for each device"
     refuse_wrong(StructureError, OP, "parameters on one device", elsewhere, "on others", hint)
-    kinds: Kinds = {}
+    kinds: dict[str, list[KeyPath]] = {}
     for path, x in leaves.items():
         kinds.setdefault(NAMES[x.dtype], []).append(path)
     return kinds

@@ -19,9 +19,10 @@ from tdc.core.errors import DtypeError, StructureError, UnsupportedError, descri
 from tdc.core.keys import parts, path_of, show
 from tdc.core.typing import KeyPath
 from tdc.optim.adam import adam, adamax, adamw, nadam, radam
+from tdc.optim.checks import check_td
 from tdc.optim.combine import by_paths
 from tdc.optim.sgd import adadelta, adagrad, rmsprop, sgd
-from tdc.optim.transform import Optimizer, check_td
+from tdc.optim.transform import Optimizer
 from tdc.tensordict.paths import top_keys
 from tdc.tensordict.tensordict import TensorDict
 

@@ -17,20 +17,9 @@ from tdc.core.arguments import expect_at_least, expect_function
 from tdc.core.dtypes import HALF
 from tdc.core.errors import DtypeError, message
 from tdc.optim.base import begin, first_step, wide
+from tdc.optim.checks import check_copies, check_grads, check_keys, check_rate, check_td, check_transform, trainable
 from tdc.optim.foreach import extended
-from tdc.optim.transform import (
-    Optimizer,
-    Transform,
-    around,
-    check_copies,
-    check_grads,
-    check_keys,
-    check_rate,
-    check_td,
-    check_transform,
-    rate_at,
-    trainable,
-)
+from tdc.optim.transform import Optimizer, Transform, around, rate_at
 from tdc.tensordict.paths import gathered
 from tdc.tensordict.tensordict import TensorDict, build_td
 
