@@ -248,7 +248,7 @@ def verdict(mutant: Mutant, seed: int) -> str:
     if found:
         return found
     tests = files_of_tests(mutant.path)
-    first, options = FirstFailure(), ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    first, options = FirstFailure(), ["-x", "-q", "-m", "not slow and not sweep", "-p", "no:cacheprovider", "-p", "no:xdist"]
     status = pytest.main([*options, *tests], plugins=[first]) if tests else 0
     return "" if status in (0, 5) else first.name or "tests cannot be collected"
 
