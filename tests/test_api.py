@@ -1,4 +1,4 @@
-"""The public names and their signatures, so that none changes unseen. `EXPECTTEST_ACCEPT=1` writes them anew."""
+"""The public names: few, each with one path, and none without its room. docs/reference has their signatures, which a test compares."""
 
 from __future__ import annotations
 
@@ -6,36 +6,13 @@ import importlib
 import inspect
 import re
 import sys
-import textwrap
 import types
-from typing import Any, get_origin
+from typing import Any
 
 import pytest
-from expecttest import TestCase
 
 from tdc.core import errors
-
-
-def signature(x: Any) -> str:
-    """The call signature without annotations; of defaults that are functions the name, of other objects nothing."""
-    try:
-        found = inspect.signature(x)
-    except (TypeError, ValueError):
-        return "(...)"
-    empty = inspect.Parameter.empty
-    bare = [p.replace(annotation=empty) for p in found.parameters.values()]
-    text = re.sub(r"<object object at 0x\w+>", "...", str(found.replace(parameters=bare, return_annotation=empty)))
-    return re.sub(r"<function (\w+) at 0x\w+>", r"\1", text)
-
-
-def one(name: str, x: Any) -> str:
-    """A name as one line: a module, a class with its constructor, a function, or a value."""
-    if isinstance(x, types.ModuleType):
-        return f"{name}/"
-    if isinstance(x, type):
-        return f"class {name}" + ("" if issubclass(x, Exception) else signature(x))
-    return f"{name}{signature(x)}" if callable(x) and get_origin(x) is None else name
-
+from tdc.core.rules import DISPATCH
 
 ROOMS = ("compile", "data", "hf", "interop", "io", "nn", "ops", "optim", "testing")
 SPACES = ("tdc", *[f"tdc.{room}" for room in ROOMS])
@@ -358,3 +335,8 @@ def test_every_object_is_where_it_says(space: str):
 def test_errors_and_their_classes_can_be_imported():
     raised = {n for n, x in vars(errors).items() if inspect.isclass(x) and issubclass(x, Exception)}
     assert raised <= set(facade("tdc"))
+
+
+def test_packed_and_padded_batches_have_the_same_operations():
+    nested, masked = DISPATCH["nested"], DISPATCH["masked"]
+    assert nested.keys() == masked.keys()
