@@ -194,20 +194,6 @@ def test_isinstance():
     assert fn(point().to_tensordict()).eq(0).all()
 
 
-def test_match_statement():
-    match point(2):
-        case Point(xy=x, name="here"):
-            assert x.shape == (2, 2)
-        case _:
-            pytest.fail("no match")
-    match point(2):
-        case Point(x, name):
-            assert name == "here"
-    match point(2):
-        case Outer():
-            pytest.fail("another class")
-
-
 # -- both spellings, inheritance
 
 

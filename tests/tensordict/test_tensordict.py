@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
-import operator
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tdc import ImmutableError, KeyPathError, ShapeError, Static, StructureError, TensorDict
-
-S = slice
+from tdc import KeyPathError, ShapeError, Static, StructureError, TensorDict
 
 
 def tree() -> TensorDict:
@@ -258,11 +253,6 @@ def test_unflatten_keys_loses_nothing(source: dict[str, Any]):
         TensorDict(source).unflatten_keys()
 
 
-def test_flatten_keys_loses_nothing():
-    with pytest.raises(KeyPathError, match="choose another separator"):
-        TensorDict({"a": {"b": 1}, "a.b": 2}).flatten_keys()
-
-
 @pytest.mark.parametrize(
     ("key", "inner", "separator", "comes_back"),
     [("a_", "b", "__", False), ("xa", "b", "aa", False), ("a", "_b", "__", True), ("a", ".b", "..", True)],
@@ -280,27 +270,6 @@ def test_keys_that_hold_a_part_of_the_separator(key: str, inner: str, separator:
 
 
 # -- immutability
-
-
-@pytest.mark.parametrize(
-    ("attempt", "spelling"),
-    [
-        (lambda td: operator.setitem(td, "a", 1), "td.set('a', value)"),
-        (lambda td: operator.setitem(td, 0, 1), "td.at[index].set(value)"),
-        (lambda td: operator.delitem(td, "a"), "td.delete('a')"),
-        (lambda td: setattr(td, "batch_size", ()), "x.batch_size = tuple"),
-        (lambda td: setattr(td, "shape", 1), "x.shape = int"),
-        (lambda td: delattr(td, "device"), "del x.device"),
-    ],
-)
-def test_mutation_names_the_functional_spelling(attempt: Callable[[TensorDict], None], spelling: str):
-    td = tree()
-    before = td.items(True, True)
-    with pytest.raises(ImmutableError) as caught:
-        attempt(td)
-    assert spelling in str(caught.value)
-    assert isinstance(caught.value, TypeError)
-    assert all(v is td[k] for k, v in before)
 
 
 def test_inplace_operators_rebind():
@@ -349,53 +318,6 @@ def test_to():
 # -- shapes, joining, splitting
 
 
-@pytest.mark.parametrize(
-    ("change", "leaf"),
-    [
-        (lambda td: td.reshape(12), lambda x: x.flatten(0, 1)),
-        (lambda td: td.reshape(2, -1), lambda x: x.reshape(2, 6, *x.shape[2:])),
-        (lambda td: torch.reshape(td, (4, 3)), lambda x: x.reshape(4, 3, *x.shape[2:])),
-        (lambda td: td.view(-1), lambda x: x.flatten(0, 1)),
-        (lambda td: td.permute(1, 0), lambda x: x.transpose(0, 1)),
-        (lambda td: td.transpose(0, -1), lambda x: x.transpose(0, 1)),
-        (lambda td: td.flatten(), lambda x: x.flatten(0, 1)),
-        (lambda td: td.unflatten(1, (2, 2)), lambda x: x.unflatten(1, (2, 2))),
-        (lambda td: td.unsqueeze(-1), lambda x: x.unsqueeze(2)),
-        (lambda td: td.unsqueeze(0).squeeze(), lambda x: x),
-        (lambda td: td.unsqueeze(1).squeeze(1), lambda x: x),
-        (lambda td: td.squeeze(0), lambda x: x),
-        (lambda td: td.expand(2, 3, 4), lambda x: x.expand(2, *x.shape)),
-        (lambda td: td.unsqueeze(0).expand(5, -1, -1), lambda x: x.expand(5, *x.shape)),
-    ],
-)
-def test_shapes(change: Callable[[Any], Any], leaf: Callable[[Tensor], Tensor]):
-    td = tree()
-    size = leaf(td["b", "c"]).shape
-    check(change(td), each(td, leaf), size)
-
-
-def test_joining_and_splitting():
-    td, other = tree(), tree() + 1
-    for dim in (0, 1, 2, -1):
-        d = dim % 3
-        want = {k: torch.stack([td[k], other[k]], d) for k in td.keys(True, True)}
-        check(torch.stack([td, other], dim), want, want["b", "c"].shape)
-    for dim in (0, 1, -1):
-        want = {k: torch.cat([td[k], other[k]], dim % 2) for k in td.keys(True, True)}
-        check(torch.cat([td, other], dim), want, want["b", "c"].shape)
-    for dim in (0, 1):
-        for i, part in enumerate(td.unbind(dim)):
-            check(part, each(td, lambda x, i=i, dim=dim: x.select(dim, i)), [4 - dim])
-        for how in (2, [1, 2] if dim == 0 else [1, 3]):
-            for i, part in enumerate(td.split(how, dim)):
-                want = each(td, lambda x, i=i, how=how, dim=dim: x.split(how, dim)[i])
-                check(part, want, want["b", "c"].shape)
-        assert [p.batch_size for p in td.chunk(2, dim)] == [p.shape for p in td["b", "c"].chunk(2, dim)]
-    check(torch.cat(td.unbind(0)), each(td, lambda x: x.flatten(0, 1)), [12])
-    assert [row.batch_size for row in td] == [torch.Size([4])] * 3
-    assert len(td) == 3
-
-
 def test_joining_needs_equal_keys_and_sizes():
     td = tree()
     with pytest.raises(StructureError, match="only in operand 1"):
@@ -408,12 +330,6 @@ def test_joining_needs_equal_keys_and_sizes():
 
 
 # -- arithmetic
-
-
-@pytest.mark.parametrize("op", [torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.eq, torch.lt])
-def test_two_tensordicts(op: Any):
-    td, other = tree(), tree() * 2 + 1
-    check(op(td, other), {k: op(td[k], other[k]) for k in td.keys(True, True)}, [3, 4])
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (1,), (3, 1), (1, 4), (3, 4)])
@@ -439,13 +355,6 @@ def test_scalars_are_leafwise(fn: Callable[[Any], Any]):
     check(fn(tree()), each(tree(), fn), [3, 4])
 
 
-def test_reductions_take_batch_dims():
-    td = tree()
-    check(td.sum(0), each(td, lambda x: x.sum(0)), [4])
-    check(td.sum(), each(td, lambda x: x.sum((0, 1))), [])
-    check(td.amax(1, keepdim=True), each(td, lambda x: x.amax(1, keepdim=True)), [3, 1])
-
-
 # -- copies and lifetime
 
 
@@ -463,16 +372,7 @@ def test_torch_save_and_safe_load(tmp_path: Any):
     check(torch.load(tmp_path / "td.pt", weights_only=True), each(tree(), lambda x: x), [3, 4])
 
 
-@pytest.mark.slow
-def test_no_cycles():
-    gc.collect()
-    gc.disable()
-    try:
-        for make in (tree, lambda: tree() + 1, lambda: tree()[0], lambda: tree()["b"], lambda: tree().at[0].set(1)):
-            td = make()
-            gone, leaf = weakref.ref(td), weakref.ref(td.values(True, True)[0])
-            del td
-            assert gone() is None
-            assert leaf() is None
-    finally:
-        gc.enable()
+def test_rows_are_counted_and_walked():
+    td = tree()
+    assert len(td) == 3
+    assert [row.batch_size for row in td] == [torch.Size([4])] * 3
