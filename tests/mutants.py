@@ -52,6 +52,7 @@ WORDS = {"hint", "got", "expected", "text"}  # names of what an error says
 SAYS = {"message", "describe", "show", "show_sizes"}  # functions of words
 KEPT = {"strict", "op", "device", *WORDS}  # keywords that are not left out
 EITHER = {"max", "min", "equal"}  # functions of two arguments in any order
+FAST = "not slow and not sweep"
 ROWS, TRACED = 120, 12  # of the matrix, at most, for one file: in eager mode, and the nearest in graphs
 ALWAYS = [
     str(ROOT / "tests/docs/test_readme.py::test_support_table_is_up_to_date"),
@@ -248,7 +249,7 @@ def verdict(mutant: Mutant, seed: int) -> str:
     if found:
         return found
     tests = files_of_tests(mutant.path)
-    first, options = FirstFailure(), ["-x", "-q", "-m", "not slow and not sweep", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    first, options = FirstFailure(), ["-x", "-q", "-m", FAST, "-p", "no:cacheprovider", "-p", "no:xdist"]
     status = pytest.main([*options, *tests], plugins=[first]) if tests else 0
     return "" if status in (0, 5) else first.name or "tests cannot be collected"
 

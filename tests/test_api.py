@@ -1,4 +1,4 @@
-"""The public names: few, each with one path, and none without its room. docs/reference has their signatures, which a test compares."""
+"""The public names: few, each with one path, and none without its room; their signatures are in docs/reference."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import Texts, ragged, tree
+from texts import Says, check_text, ragged, tree
 
 import tdc
 from tdc import MaskedBatch, NestedTensor, TdcError, TensorDict
@@ -50,96 +50,53 @@ OBJECTS: dict[str, tuple[type, Any]] = {
 }
 
 
-class TestTexts(Texts):
-    def test_a_lock(self):
-        self.says(
-            lambda: tree().lock_(),
-            """\
+SAYS: dict[str, Says] = {
+    "a lock": (lambda: tree().lock_(), """\
 MethodError
 tdc.lock_: expected no change in place, got TensorDict.lock_
-hint: no TensorDict ever changes; m = td.mutate() is a builder that does, and td = m.finish() what it built""",
-        )
-
-    def test_a_property(self):
-        self.says(
-            lambda: tree().is_locked,
-            """\
+hint: no TensorDict ever changes; m = td.mutate() is a builder that does, and td = m.finish() what it built"""),
+    "a property": (lambda: tree().is_locked, """\
 MethodError
 tdc.is_locked: expected a name of TensorDict, got TensorDict.is_locked
-hint: no TensorDict ever changes; m = td.mutate() is a builder that does, and td = m.finish() what it built""",
-        )
-
-    def test_a_class_method(self):
-        self.says(
-            lambda: lib.TensorDict.stack([tree(), tree()]),
-            """\
+hint: no TensorDict ever changes; m = td.mutate() is a builder that does, and td = m.finish() what it built"""),
+    "a class method": (lambda: lib.TensorDict.stack([tree(), tree()]), """\
 MethodError
 tdc.stack: expected a name of TensorDict, got TensorDict.stack
-hint: torch.stack(tds)""",
-        )
-
-    def test_a_write(self):
-        self.says(
-            lambda: tree().set_("tokens", 0),
-            """\
+hint: torch.stack(tds)"""),
+    "a write": (lambda: tree().set_("tokens", 0), """\
 MethodError
 tdc.set_: expected no change in place, got TensorDict.set_
-hint: tdc.copy_(td['a'], x) writes into memory; td = td.set('a', x) does not""",
-        )
-
-    def test_a_method_of_a_tensorclass(self):
-        self.says(
-            lambda: lib.tensorclass(Step).from_module(torch.nn.Linear(1, 1)),
-            """\
+hint: tdc.copy_(td['a'], x) writes into memory; td = td.set('a', x) does not"""),
+    "a method of a tensorclass": (lambda: lib.tensorclass(Step).from_module(torch.nn.Linear(1, 1)), """\
 MethodError
 tdc.from_module: expected a name of TensorDict, got TensorDict.from_module
-hint: params = tdc.from_module(net)""",
-        )
-
-    def test_a_nested_tensor(self):
-        self.says(
-            lambda: ragged().concat,
-            """\
+hint: params = tdc.from_module(net)"""),
+    "a nested tensor": (lambda: ragged().concat, """\
 MethodError
 tdc.concat: expected a name of NestedTensor, got NestedTensor.concat
-hint: x.values""",
-        )
-
-    def test_a_masked_batch(self):
-        self.says(
-            lambda: ragged().to_padded().tensor,
-            """\
+hint: x.values"""),
+    "a masked batch": (lambda: ragged().to_padded().tensor, """\
 MethodError
 tdc.tensor: expected a name of MaskedBatch, got MaskedBatch.tensor
-hint: x.filled(0)""",
-        )
-
-    def test_a_change_in_place_whose_copy_has_no_name(self):
-        self.says(
-            lambda: tree().tril_(),
-            """\
+hint: x.filled(0)"""),
+    "a change in place whose copy has no name": (lambda: tree().tril_(), """\
 MethodError
 tdc.tril_: expected no change in place, got x.tril_
-hint: apply it leaf by leaf with td.apply(fn)""",
-        )
-
-    def test_a_name_of_the_module(self):
-        self.says(
-            lambda: lib.TensorDictModule,
-            """\
+hint: apply it leaf by leaf with td.apply(fn)"""),
+    "a name of the module": (lambda: lib.TensorDictModule, """\
 MethodError
 tdc.TensorDictModule: expected a name of tdc, got tdc.TensorDictModule
-hint: td = td.set('z', torch.relu(td['a']))""",
-        )
-
-    def test_a_name_of_a_submodule(self):
-        self.says(
-            lambda: lib.nn.TensorDictSequential,
-            """\
+hint: td = td.set('z', torch.relu(td['a']))"""),
+    "a name of a submodule": (lambda: lib.nn.TensorDictSequential, """\
 MethodError
 tdc.TensorDictSequential: expected a name of tdc.nn, got tdc.nn.TensorDictSequential
-hint: run = lambda td: td.set('z', td['a'] + 1).set('y', td['e'] * 2); run(td)""",
-        )
+hint: run = lambda td: td.set('z', td['a'] + 1).set('y', td['e'] * 2); run(td)"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
 
 
 @pytest.mark.parametrize("kind", OBJECTS)

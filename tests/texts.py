@@ -1,9 +1,14 @@
-"""What the tests of error texts share: two batches, and a test case that pins class and text of what a call raises."""
+"""What the tests of error texts share: two batches, and a check of class and text of what a call raises.
+
+`EXPECTTEST_ACCEPT=1` writes the texts of a table anew.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,8 @@ import tdc
 from tdc import NestedTensor, TdcError, TensorDict
 
 T = torch.tensor
+Says = tuple[Callable[[], Any], str]  # a call, and the class and text of its error
+FORM = re.compile(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+")
 
 
 def tree() -> TensorDict:
@@ -24,12 +31,21 @@ def ragged(*lengths: int) -> NestedTensor:
     return tdc.pack([torch.zeros(n, 4) for n in lengths or (2, 0, 3)])
 
 
+def check_text(fn: Callable[[], Any], expected: str) -> None:
+    """Run it, and compare class and text of what it raises."""
+    with pytest.raises(TdcError) as caught:
+        fn()
+    found = f"{type(caught.value).__name__}\n{caught.value}"
+    assert FORM.fullmatch(str(caught.value))
+    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
+        path = Path(fn.__code__.co_filename)
+        path.write_text(path.read_text(encoding="utf-8").replace(expected, found), encoding="utf-8")
+        return
+    assert found == expected
+
+
 class Texts(TestCase):
-    """One helper: run it, and compare class and text of what it raises."""
+    """The same as a method, for tests that prepare what they call."""
 
     def says(self, fn: Callable[[], Any], expected: str) -> None:
-        with pytest.raises(TdcError) as caught:
-            fn()
-        text = str(caught.value)
-        assert re.fullmatch(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", text)
-        self.assertExpectedInline(f"{type(caught.value).__name__}\n{text}", expected, skip=1)
+        check_text(fn, expected)

@@ -266,9 +266,7 @@ class TestTexts(Texts):
             "when": pa.array([1, 2, 3], pa.timestamp("s")), "ll": [[[1], [2, 3]], [], [[4]]],
             "f": pa.array([[1, 2], [None, 3], [4, 5]], pa.list_(pa.int64(), 2)), "none": pa.nulls(3),
         })  # fmt: skip
-        self.says(
-            lambda: from_arrow(table),
-            """\
+        self.says(lambda: from_arrow(table), """\
 UnsupportedError
 tdc.data.from_arrow: expected columns that tensors can hold, got 8 others
 at n: int64 with 1 nulls
@@ -279,29 +277,20 @@ at when: timestamp[s]
 at ll: a list of list<item: int64>
 at f: fixed_size_list<item: int64>[2] with 1 nulls
 at none: null with 3 nulls
-hint: table.drop_null() or fill_null(value) of nulls, column.cast(type) of other types, or columns=[...]""",
-        )
-        self.says(
-            lambda: from_arrow(table, columns=["x", "n"]),
-            """\
+hint: table.drop_null() or fill_null(value) of nulls, column.cast(type) of other types, or columns=[...]"""
+        )  # fmt: skip
+        self.says(lambda: from_arrow(table, columns=["x", "n"]), """\
 KeyPathError
 tdc.data.from_arrow: expected columns of the table, got 'x'
-hint: columns: n, l, i, s, when, ll, f, none""",
-        )
-        self.says(
-            lambda: from_arrow(table, columns="n"),
-            """\
+hint: columns: n, l, i, s, when, ll, f, none""")  # fmt: skip
+        self.says(lambda: from_arrow(table, columns="n"), """\
 KeyPathError
 tdc.data.from_arrow: expected a list of columns, got 'n'
-hint: columns=['a', 'b']""",
-        )
-        self.says(
-            lambda: from_arrow({"a": [1]}),
-            """\
+hint: columns=['a', 'b']""")  # fmt: skip
+        self.says(lambda: from_arrow({"a": [1]}), """\
 DtypeError
 tdc.data.from_arrow: expected a table of Arrow, got dict
-hint: pyarrow.table(columns), or a datasets.Dataset; tdc.TensorDict takes a dict of arrays""",
-        )
+hint: pyarrow.table(columns), or a datasets.Dataset; tdc.TensorDict takes a dict of arrays""")  # fmt: skip
 
     def test_leaves(self):
         images = tdc.pack([torch.rand(2, 3), torch.rand(4, 2)], ragged_dim=(1, 2))
@@ -317,13 +306,10 @@ hint: pyarrow.table(columns), or a datasets.Dataset; tdc.TensorDict takes a dict
         lines = str(caught.value).splitlines()
         assert lines[0] == "tdc.data.to_arrow: expected leaves that Arrow has a type for, got 6 others"
         assert [line.partition(":")[0] for line in lines[1:-1]] == [f"at n.{key}" for key in td.keys(sort=False)]
-        self.says(
-            lambda: to_arrow(td[0]),
-            """\
+        self.says(lambda: to_arrow(td[0]), """\
 ShapeError
 tdc.data.to_arrow: expected a TensorDict with a batch dim, got batch_size=[]
-hint: batch_size=[n], of the rows of the table; td.unsqueeze(0) for one row""",
-        )
+hint: batch_size=[n], of the rows of the table; td.unsqueeze(0) for one row""")  # fmt: skip
 
     def test_files(self):
         with pytest.raises(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -268,191 +268,115 @@ def test_padding_on_the_left_in_a_graph():
 # -- what a newcomer types wrong
 
 
-class TestTexts(Texts):
-    def test_another_side(self):
-        self.says(
-            lambda: tdc.data.pad_sequence(examples(1, 3), side="top"),
-            """\
+SAYS: dict[str, Says] = {
+    "another side": (lambda: tdc.data.pad_sequence(examples(1, 3), side="top"), """\
 ShapeError
 tdc.data.pad_sequence: expected side='right' or side='left', got 'top'
-hint: the side of the padding""",
-        )
-
-    def test_padding_with_words(self):
-        self.says(
-            lambda: tdc.data.pad_sequence(examples(1, 2), value={"x": "a"}),
-            """\
+hint: the side of the padding"""),
+    "padding with words": (lambda: tdc.data.pad_sequence(examples(1, 2), value={"x": "a"}), """\
 DtypeError
 tdc.data.pad_sequence: expected numbers to pad with, got 1 others
 at x: str
-hint: value=0.0, or value={'key': -1}""",
-        )
-        self.says(
-            lambda: tdc.data.pad_sequence(examples(1, 2), value="a"),
-            """\
+hint: value=0.0, or value={'key': -1}"""),
+    "padding with words, 2": (lambda: tdc.data.pad_sequence(examples(1, 2), value="a"), """\
 DtypeError
 tdc.data.pad_sequence: expected numbers to pad with, got 1 others
 at value: str
-hint: value=0.0, or value={'key': -1}""",
-        )
-
-    def test_no_examples(self):
-        self.says(
-            lambda: tdc.data.pad_sequence([]),
-            """\
+hint: value=0.0, or value={'key': -1}"""),
+    "no examples": (lambda: tdc.data.pad_sequence([]), """\
 StructureError
 tdc.data.pad_sequence: expected at least one example, got an empty list
-hint: give one; its keys are those of the batch""",
-        )
-
-    def test_a_batch_in_place_of_a_list(self):
-        self.says(
-            lambda: tdc.data.ragged_stack(TensorDict({"x": torch.zeros(2)}, [2])),
-            """\
+hint: give one; its keys are those of the batch"""),
+    "a batch in place of a list": (lambda: tdc.data.ragged_stack(TensorDict({"x": torch.zeros(2)}, [2])), """\
 DtypeError
 tdc.data.ragged_stack: expected a list of TensorDicts, got TensorDict [2]
-hint: tdc.data.ragged_stack([td0, td1])""",
-        )
-
-    def test_tensors_in_place_of_tensordicts(self):
-        self.says(
-            lambda: tdc.data.pad_sequence([torch.zeros(2), torch.zeros(3)]),
-            """\
+hint: tdc.data.ragged_stack([td0, td1])"""),
+    "tensors in place of tensordicts": (lambda: tdc.data.pad_sequence([torch.zeros(2), torch.zeros(3)]), """\
 DtypeError
 tdc.data.pad_sequence: expected TensorDicts, mappings or records, got 2 others
 at example 0: Tensor float32[2]
 at example 1: Tensor float32[3]
-hint: [{'x': x, 'y': y} for x, y in samples]""",
-        )
-
-    def test_samples_that_are_tuples(self):
-        self.says(
-            lambda: tdc.data.collate([(torch.zeros(2), 1), (torch.zeros(3), 2)]),
-            """\
+hint: [{'x': x, 'y': y} for x, y in samples]"""),
+    "samples that are tuples": (lambda: tdc.data.collate([(torch.zeros(2), 1), (torch.zeros(3), 2)]), """\
 DtypeError
 tdc.data.collate: expected TensorDicts, mappings or records, got 2 others
 at example 0: tuple
 at example 1: tuple
-hint: [{'x': x, 'y': y} for x, y in samples]""",
-        )
-
-    def test_other_keys(self):
-        a, b = examples(1, 3)
-        self.says(
-            lambda: tdc.data.pad_sequence([a, b.delete("y")]),
-            """\
-StructureError
-tdc.data.pad_sequence: expected TensorDicts with the same keys, got 1 that differ
-at y: only in operand 0
-hint: select the keys they share first""",
-        )
-
-    def test_other_static_values(self):
-        a, b = examples(1, 3)
-        self.says(
-            lambda: tdc.data.collate([a, b.set("s", Static("r"))], ragged_keys=["x", ("m", "w")]),
-            """\
-StructureError
-tdc.data.collate: expected equal static values, got 1 that differ
-at s
-hint: ObjectArray for one object per example, or exclude the key""",
-        )
-
-    def test_negative_dim(self):
-        self.says(
-            lambda: tdc.data.pad_sequence(examples(1, 3), -1),
-            """\
+hint: [{'x': x, 'y': y} for x, y in samples]"""),
+    "negative dim": (lambda: tdc.data.pad_sequence(examples(1, 3), -1), """\
 ShapeError
 tdc.data.pad_sequence: expected a dim of at least 0, got -1
-hint: dim=0 is the first dim of an example""",
-        )
-
-    def test_another_dim_differs(self):
-        self.says(
-            lambda: tdc.data.pad_sequence(examples(1, 3), 1),
-            """\
+hint: dim=0 is the first dim of an example"""),
+    "another dim differs": (lambda: tdc.data.pad_sequence(examples(1, 3), 1), """\
 ShapeError
 tdc.data.pad_sequence: expected examples of equal sizes but for ragged dims, got 2 keys of different sizes
 at x: Tensor float32[1, 2] and in example 1 Tensor float32[3, 2]
 at m.w: Tensor int64[1] and in example 1 Tensor int64[3]
-hint: name keys that differ in keys=, or keep them out of the batch""",
-        )
-
-    def test_other_dtypes(self):
-        a, b = examples(1, 3)
-        self.says(
-            lambda: tdc.data.ragged_stack([a, b.set("x", b["x"].double())]),
-            """\
-DtypeError
-tdc.data.ragged_stack: expected tensors of one dtype for each key, got 1 keys of other kinds or dtypes
-at x: Tensor float32[1, 2] and in example 1 Tensor float64[3, 2]
-hint: convert them with .to(dtype), or td.exclude(key) first""",
-        )
-
-    def test_objects_of_different_length(self):
-        self.says(
-            lambda: tdc.data.pad_sequence([{"o": ObjectArray("a")}, {"o": ObjectArray("abc")}]),
-            """\
+hint: name keys that differ in keys=, or keep them out of the batch"""),
+    "objects of different length": (
+        lambda: tdc.data.pad_sequence([{"o": ObjectArray("a")}, {"o": ObjectArray("abc")}]), """\
 DtypeError
 tdc.data.pad_sequence: expected tensors of one dtype for each key, got 1 keys of other kinds or dtypes
 at o: ObjectArray [1], no tensor
-hint: convert them with .to(dtype), or td.exclude(key) first""",
-        )
-
-    def test_sizes_that_differ_in_collate(self):
-        self.says(
-            lambda: tdc.data.collate(examples(1, 3), ragged_keys=["x"]),
-            """\
+hint: convert them with .to(dtype), or td.exclude(key) first"""),
+    "sizes that differ in collate": (lambda: tdc.data.collate(examples(1, 3), ragged_keys=["x"]), """\
 ShapeError
 tdc.data.collate: expected examples of equal sizes but for ragged dims, got 1 keys of different sizes
 at m.w: Tensor int64[1] and in example 1 Tensor int64[3]
-hint: name keys of different sizes in ragged_keys= or pad_keys=""",
-        )
-
-    def test_a_key_twice(self):
-        self.says(
-            lambda: tdc.data.collate(examples(1, 3), ragged_keys=["x"], pad_keys=["x"]),
-            """\
+hint: name keys of different sizes in ragged_keys= or pad_keys="""),
+    "a key twice": (lambda: tdc.data.collate(examples(1, 3), ragged_keys=["x"], pad_keys=["x"]), """\
 StructureError
 tdc.data.collate: expected keys ragged or padded, got 1 that are both
 at x
-hint: leave it in one of the two""",
-        )
-
-    def test_a_ragged_number(self):
-        self.says(
-            lambda: tdc.data.collate(examples(1, 3), ragged_keys=["x", "y", ("m", "w")]),
-            """\
+hint: leave it in one of the two"""),
+    "a ragged number": (lambda: tdc.data.collate(examples(1, 3), ragged_keys=["x", "y", ("m", "w")]), """\
 ShapeError
 tdc.data.collate: expected examples of equal sizes but for ragged dims, got 1 keys of different sizes
 at y: Tensor int64[] has no dim 0 that could differ
-hint: name keys of different sizes in ragged_keys= or pad_keys=""",
-        )
-
-    def test_unknown_keys(self):
-        self.says(
-            lambda: tdc.data.collate(examples(1, 3), ragged_keys=["z"]),
-            """\
+hint: name keys of different sizes in ragged_keys= or pad_keys="""),
+    "unknown keys": (lambda: tdc.data.collate(examples(1, 3), ragged_keys=["z"]), """\
 KeyPathError
 tdc.data.collate: expected an existing key, got 'z'
-hint: nearest keys: 'm', 'm.e', 'm.w', 's', 'x'""",
-        )
-
-    def test_unpad_an_example(self):
-        self.says(
-            lambda: tdc.data.unpad_sequence(examples(1)[0]),
-            """\
+hint: nearest keys: 'm', 'm.e', 'm.w', 's', 'x'"""),
+    "unpad an example": (lambda: tdc.data.unpad_sequence(examples(1)[0]), """\
 ShapeError
 tdc.data.unpad_sequence: expected a TensorDict with a batch dim, got batch_size=[]
-hint: tdc.data.pad_sequence(tds)""",
-        )
-
-    def test_unpad_to_dims_that_differ(self):
-        self.says(
-            lambda: tdc.data.unpad_sequence(tdc.data.pad_sequence(examples(1, 3)), batch_dims=1),
-            """\
+hint: tdc.data.pad_sequence(tds)"""),
+    "unpad to dims that differ": (
+        lambda: tdc.data.unpad_sequence(tdc.data.pad_sequence(examples(1, 3)), batch_dims=1), """\
 ShapeError
 tdc.data.unpad_sequence: expected leaves of shape [1, ...], got 1 that differ
 at y: Tensor int64[]
-hint: give fewer batch_dims""",
-        )
+hint: give fewer batch_dims"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
+    def test_other_keys(self):
+        a, b = examples(1, 3)
+        self.says(lambda: tdc.data.pad_sequence([a, b.delete("y")]), """\
+StructureError
+tdc.data.pad_sequence: expected TensorDicts with the same keys, got 1 that differ
+at y: only in operand 0
+hint: select the keys they share first""")  # fmt: skip
+
+    def test_other_static_values(self):
+        a, b = examples(1, 3)
+        self.says(lambda: tdc.data.collate([a, b.set("s", Static("r"))], ragged_keys=["x", ("m", "w")]), """\
+StructureError
+tdc.data.collate: expected equal static values, got 1 that differ
+at s
+hint: ObjectArray for one object per example, or exclude the key""")  # fmt: skip
+
+    def test_other_dtypes(self):
+        a, b = examples(1, 3)
+        self.says(lambda: tdc.data.ragged_stack([a, b.set("x", b["x"].double())]), """\
+DtypeError
+tdc.data.ragged_stack: expected tensors of one dtype for each key, got 1 keys of other kinds or dtypes
+at x: Tensor float32[1, 2] and in example 1 Tensor float64[3, 2]
+hint: convert them with .to(dtype), or td.exclude(key) first""")  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 
 import tdc
 from tdc import ObjectArray, Static, TensorDict, UnsupportedError
@@ -134,58 +134,49 @@ def test_what_a_tensor_or_an_array_cannot_say_is_refused():
         to_dlpack(TensorDict({"x": negated}), np.from_dlpack)
 
 
-class TestTexts(Texts):
-    def test_values_that_are_no_arrays(self):
-        self.says(
-            lambda: from_dlpack({"a": 1, "b": {"c": "text"}}),
-            """\
+SAYS: dict[str, Says] = {
+    "values that are no arrays": (lambda: from_dlpack({"a": 1, "b": {"c": "text"}}), """\
 DtypeError
 tdc.interop.from_dlpack: expected nested mappings of arrays, got 2 values that are none
 at a: int
 at b.c: str
-hint: arrays with __dlpack__; tdc.TensorDict(...) takes lists and numbers, Static(x) any object""",
-        )
-        self.says(
-            lambda: from_dlpack({"a": np.zeros(3, ">f4"), "b": np.zeros(3, "M8[s]"), "c": np.array(["x"])}),
-            """\
+hint: arrays with __dlpack__; tdc.TensorDict(...) takes lists and numbers, Static(x) any object"""),
+    "values that are no arrays, 2": (
+        lambda: from_dlpack({"a": np.zeros(3, ">f4"), "b": np.zeros(3, "M8[s]"), "c": np.array(["x"])}), """\
 UnsupportedError
 tdc.interop.from_dlpack: expected arrays that torch has a dtype for, got 3 others
 at a: ndarray >f4[3]: DLPack only supports native byte order.
 at b: ndarray datetime64[s][3]: DLPack only supports signed/unsigned integers, float and complex dtypes.
 at c: ndarray <U1[1]: DLPack only supports signed/unsigned integers, float and complex dtypes.
-hint: array.astype(...) of a dtype and byte order that torch has""",
-        )
-        self.says(
-            lambda: from_dlpack([np.zeros(3)]),
-            """\
+hint: array.astype(...) of a dtype and byte order that torch has"""),
+    "values that are no arrays, 3": (lambda: from_dlpack([np.zeros(3)]), """\
 DtypeError
 tdc.interop.from_dlpack: expected a Mapping of arrays, got list
-hint: pass a dict""",
-        )
+hint: pass a dict"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     def test_leaves_that_do_not_go(self):
         td = TensorDict({"g": torch.ones(2, requires_grad=True), "r": tdc.pack([torch.ones(1), torch.ones(2)])}, [2])
-        self.says(
-            lambda: to_dlpack(td.set("c", torch.ones(2, dtype=torch.complex64).conj()), np.from_dlpack),
-            """\
+        self.says(lambda: to_dlpack(td.set("c", torch.ones(2, dtype=torch.complex64).conj()), np.from_dlpack), """\
 UnsupportedError
 tdc.interop.to_dlpack: expected leaves that the library takes, got 3 others
 at g: Tensor float32[2], which requires a gradient
 at r: NestedTensor float32[2, -1]
 at c: Tensor complex64[2]: Can't export tensors with the conjugate bit set
-hint: td.detach() of gradients, td.float() of bfloat16, x.to_padded().data of ragged leaves, or td.exclude(key)""",
-        )
-        self.says(
-            lambda: to_dlpack(td, "numpy"),
-            """\
+hint: td.detach() of gradients, td.float() of bfloat16, x.to_padded().data of ragged leaves, or td.exclude(key)"""
+        )  # fmt: skip
+        self.says(lambda: to_dlpack(td, "numpy"), """\
 DtypeError
 tdc.interop.to_dlpack: expected a function, got str
-hint: the function itself, e.g. torch.relu""",
-        )
-        self.says(
-            lambda: to_dlpack(td, np),
-            """\
+hint: the function itself, e.g. torch.relu""")  # fmt: skip
+        self.says(lambda: to_dlpack(td, np), """\
 DtypeError
 tdc.interop.to_dlpack: expected a function, got the module numpy
-hint: the function itself, e.g. torch.relu""",
-        )
+hint: the function itself, e.g. torch.relu""")  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from texts import Texts
+from texts import Says, check_text
 from texts import ragged as rows_of
 from texts import tree as tree_of
 
@@ -51,30 +51,29 @@ def test_in_a_graph():
     assert torch.equal(fn(tree())["tokens"], torch.ones(3, 4, 2))
 
 
-class TestTexts(Texts):
-    def test_an_array_of_another_size(self):
-        self.says(lambda: tree() + np.ones((5, 4)), """\
+SAYS: dict[str, Says] = {
+    "an array of another size": (lambda: tree() + np.ones((5, 4)), """\
 ShapeError
 tdc.add: expected a tensor that broadcasts against batch_size [3, 4], got Tensor float64[5, 4]
-hint: for features use td.apply(lambda leaf: ...)""")  # fmt: skip
-
-    def test_an_array_of_another_size_on_the_left(self):
-        self.says(lambda: np.ones((2, 1)) * ragged(), """\
+hint: for features use td.apply(lambda leaf: ...)"""),
+    "an array of another size on the left": (lambda: np.ones((2, 1)) * ragged(), """\
 ShapeError
 tdc.mul: expected an operand that broadcasts against NestedTensor float32[3, -1, 4], got Tensor float64[2, 1]
-hint: sizes must be 1 or equal, counted from the last dim""")  # fmt: skip
-
-    def test_an_array_beside_padded_rows(self):
-        self.says(lambda: ragged().to_padded() * np.ones((2, 1)), """\
+hint: sizes must be 1 or equal, counted from the last dim"""),
+    "an array beside padded rows": (lambda: ragged().to_padded() * np.ones((2, 1)), """\
 ShapeError
 tdc.mul: expected an operand that broadcasts against MaskedBatch float32[3, 3, 4], got Tensor float64[2, 1]
-hint: the padded shape cannot grow""")  # fmt: skip
-
-    def test_an_array_of_objects(self):
-        self.says(lambda: tree() + np.array(["a", None]), """\
+hint: the padded shape cannot grow"""),
+    "an array of objects": (lambda: tree() + np.array(["a", None]), """\
 DtypeError
 tdc.add: expected an array of numbers, got ndarray object[2]
-hint: torch.as_tensor(array)""")  # fmt: skip
+hint: torch.as_tensor(array)"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
 
 
 def test_what_is_no_number_is_refused():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 from torch import Tensor, nn
 
 import tdc
@@ -101,46 +101,37 @@ def test_state_dicts_compile():
 # -- what a newcomer types wrong
 
 
-class TestTexts(Texts):
-    def test_keys_of_a_pytree_that_meet(self):
-        self.says(
-            lambda: tdc.interop.from_pytree({1: torch.zeros(1), "1": torch.zeros(1)}),
-            """\
+SAYS: dict[str, Says] = {
+    "keys of a pytree that meet": (lambda: tdc.interop.from_pytree({1: torch.zeros(1), "1": torch.zeros(1)}), """\
 KeyPathError
 tdc.interop.from_pytree: expected dict keys that differ as strings, got 1 that are not
 at 1
-hint: rename one of them: keys become strings""",
-        )
+hint: rename one of them: keys become strings"""),
+    "a treespec is no spec": (lambda: tdc.interop.to_pytree(TensorDict(), None), """\
+DtypeError
+tdc.interop.to_pytree: expected the spec of from_pytree, got NoneType
+hint: td, spec = tdc.interop.from_pytree(tree)"""),
+    "a module is no state dict": (lambda: tdc.interop.from_state_dict(nn.Linear(1, 1)), """\
+DtypeError
+tdc.interop.from_state_dict: expected a dict, got Linear
+hint: tdc.interop.from_state_dict(module.state_dict())"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     def test_a_pytree_of_other_paths(self):
         td, spec = tdc.interop.from_pytree([torch.zeros(1), torch.zeros(1)])
-        self.says(
-            lambda: tdc.interop.to_pytree(td.rename_keys({"1": "2"}), spec),
-            """\
+        self.says(lambda: tdc.interop.to_pytree(td.rename_keys({"1": "2"}), spec), """\
 StructureError
 tdc.interop.to_pytree: expected the paths of the spec, got 2 that differ
 at 1: missing
 at 2: not in the spec
-hint: take the TensorDict and the spec from one call of from_pytree""",
-        )
-
-    def test_a_treespec_is_no_spec(self):
-        self.says(
-            lambda: tdc.interop.to_pytree(TensorDict(), None),
-            """\
-DtypeError
-tdc.interop.to_pytree: expected the spec of from_pytree, got NoneType
-hint: td, spec = tdc.interop.from_pytree(tree)""",
-        )
-
-    def test_a_module_is_no_state_dict(self):
-        self.says(
-            lambda: tdc.interop.from_state_dict(nn.Linear(1, 1)),
-            """\
-DtypeError
-tdc.interop.from_state_dict: expected a dict, got Linear
-hint: tdc.interop.from_state_dict(module.state_dict())""",
-        )
+hint: take the TensorDict and the spec from one call of from_pytree""")  # fmt: skip
 
 
 def test_wrong_leaves_are_named():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 from torch import Tensor
 
 import tdc
@@ -193,121 +193,72 @@ def test_records_compile():
 # -- what a newcomer types wrong
 
 
-class TestTexts(Texts):
-    def test_both_batch_size_and_batch_dims(self):
-        self.says(
-            lambda: tdc.as_tensordict({"x": torch.zeros(3)}, [3], batch_dims=1),
-            """\
+SAYS: dict[str, Says] = {
+    "both batch size and batch dims": (lambda: tdc.as_tensordict({"x": torch.zeros(3)}, [3], batch_dims=1), """\
 ShapeError
 tdc.as_tensordict: expected one of batch_size and batch_dims, got both
-hint: batch_size=[3] says the sizes, batch_dims=1 how many to read from the leaves""",
-        )
-
-    def test_batch_dims_that_leaves_do_not_share(self):
-        d = {"x": torch.zeros(3, 4), "y": torch.zeros(3), "z": {"w": torch.zeros(3, 5)}}
-        self.says(
-            lambda: tdc.as_tensordict(d, batch_dims=2),
-            """\
-ShapeError
-tdc.as_tensordict: expected leaves of shape [3, 4, ...], got 2 that differ
-at y: Tensor float32[3]
-at z.w: Tensor float32[3, 5]
-hint: give fewer batch dims, or reshape the leaf""",
-        )
-
-    def test_batch_dims_without_leaves(self):
-        self.says(
-            lambda: tdc.as_tensordict({}, batch_dims=1),
-            """\
+hint: batch_size=[3] says the sizes, batch_dims=1 how many to read from the leaves"""),
+    "batch dims without leaves": (lambda: tdc.as_tensordict({}, batch_dims=1), """\
 ShapeError
 tdc.as_tensordict: expected leaves to read the batch size from, got no leaf
-hint: batch_size=[...] says it""",
-        )
-
-    def test_a_list_is_no_record(self):
-        self.says(
-            lambda: tdc.as_tensordict([torch.zeros(3)]),
-            """\
+hint: batch_size=[...] says it"""),
+    "a list is no record": (lambda: tdc.as_tensordict([torch.zeros(3)]), """\
 DtypeError
 tdc.as_tensordict: expected a mapping or a record, got list
-hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples""",
-        )
-
-    def test_a_class_is_no_instance(self):
-        self.says(
-            lambda: tdc.as_tensordict(Inner),
-            """\
+hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples"""),
+    "a class is no instance": (lambda: tdc.as_tensordict(Inner), """\
 DtypeError
 tdc.as_tensordict: expected a mapping or a record, got the class Inner
-hint: pass an instance of it""",
-        )
-
-    def test_an_instance_is_no_class(self):
-        self.says(
-            lambda: tdc.interop.to_dataclass(TensorDict(), Inner(torch.zeros(1))),
-            """\
+hint: pass an instance of it"""),
+    "an instance is no class": (lambda: tdc.interop.to_dataclass(TensorDict(), Inner(torch.zeros(1))), """\
 DtypeError
 tdc.interop.to_dataclass: expected a dataclass, got Inner
-hint: the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""",
-        )
-
-    def test_a_tensorclass_is_no_dataclass(self):
-        self.says(
-            lambda: tdc.interop.to_dataclass(TensorDict(), Frame),
-            """\
+hint: the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)"""),
+    "a tensorclass is no dataclass": (lambda: tdc.interop.to_dataclass(TensorDict(), Frame), """\
 DtypeError
 tdc.interop.to_dataclass: expected a dataclass, got the class Frame
-hint: the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""",
-        )
-
-    def test_fields_and_keys_that_differ(self):
-        self.says(
-            lambda: tdc.interop.to_dataclass(TensorDict({"b": 1, "label": 2}), Inner),
-            """\
+hint: the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)"""),
+    "fields and keys that differ": (lambda: tdc.interop.to_dataclass(TensorDict({"b": 1, "label": 2}), Inner), """\
 KeyPathError
 tdc.interop.to_dataclass: expected a key for each field, got 2 that differ
 at b: no field
 at a: missing
-hint: fields of Inner: a, label; td.select(...) takes some keys""",
-        )
-
-    def test_a_tuple_has_no_names(self):
-        self.says(
-            lambda: tdc.as_tensordict((1, 2)),
-            """\
+hint: fields of Inner: a, label; td.select(...) takes some keys"""),
+    "a tuple has no names": (lambda: tdc.as_tensordict((1, 2)), """\
 DtypeError
 tdc.as_tensordict: expected a mapping or a record, got tuple
-hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples""",
-        )
-
-    def test_keys_that_name_no_field(self):
-        self.says(
-            lambda: tdc.interop.to_namedtuple(TensorDict({"0": 1, "class": 2, "ok": 3})),
-            """\
+hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples"""),
+    "keys that name no field": (lambda: tdc.interop.to_namedtuple(TensorDict({"0": 1, "class": 2, "ok": 3})), """\
 KeyPathError
 tdc.interop.to_namedtuple: expected keys that can name a field, got 2 others
 at 0
 at class
-hint: td.rename_keys({old: new}) first""",
-        )
-
-    def test_a_dict_for_a_class(self):
-        self.says(
-            lambda: tdc.interop.to_namedtuple(TensorDict(), tuple),
-            """\
+hint: td.rename_keys({old: new}) first"""),
+    "a dict for a class": (lambda: tdc.interop.to_namedtuple(TensorDict(), tuple), """\
 DtypeError
 tdc.interop.to_namedtuple: expected a class of named tuples, got the class tuple
-hint: a class made by typing.NamedTuple, or None""",
-        )
-
-    def test_negative_max_dims(self):
-        self.says(
-            lambda: tdc.interop.infer_batch_size({}, -1),
-            """\
+hint: a class made by typing.NamedTuple, or None"""),
+    "negative max dims": (lambda: tdc.interop.infer_batch_size({}, -1), """\
 ShapeError
 tdc.interop.infer_batch_size: expected max_dims of at least 0, got -1
-hint: leave it out""",
-        )
+hint: leave it out"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
+    def test_batch_dims_that_leaves_do_not_share(self):
+        d = {"x": torch.zeros(3, 4), "y": torch.zeros(3), "z": {"w": torch.zeros(3, 5)}}
+        self.says(lambda: tdc.as_tensordict(d, batch_dims=2), """\
+ShapeError
+tdc.as_tensordict: expected leaves of shape [3, 4, ...], got 2 that differ
+at y: Tensor float32[3]
+at z.w: Tensor float32[3, 5]
+hint: give fewer batch dims, or reshape the leaf""")  # fmt: skip
 
 
 def test_wrong_leaves_are_named():

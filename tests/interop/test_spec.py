@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
@@ -188,14 +188,52 @@ def test_no_zeros_of_a_registered_class():
         tdc.interop.zeros(form)
 
 
+SAYS: dict[str, Says] = {
+    "swapped pair": (lambda: tdc.interop.zeros({"x": (torch.float32, (3,)), "y": [3, 4], "z": torch.zeros(2)}), """\
+DtypeError
+tdc.interop.zeros: expected entries (feature shape, dtype), got 3 others
+at x: (torch.float32, (3,))
+at y: [3, 4]
+at z: Tensor
+hint: {'x': ((4,), torch.float32)} for a leaf of 4 features, () for none"""),
+    "open batch size": (lambda: tdc.interop.zeros(tdc.interop.spec({"x": ((), torch.int64)}, [None])), """\
+ShapeError
+tdc.interop.zeros: expected a batch size without None, got [None]
+hint: tdc.interop.zeros(spec, batch_size=[...])"""),
+    "a name is no batch size": (lambda: tdc.interop.zeros({"x": ((), torch.int64)}, "auto"), """\
+ShapeError
+tdc.interop.zeros: expected a batch size, got 'auto'
+hint: e.g. [3, 4], or [None, 4] for any first size"""),
+    "a list is no schema": (lambda: tdc.interop.spec(["x"]), """\
+DtypeError
+tdc.interop.spec: expected a TensorDict, a Spec or a schema, got list
+hint: {'x': ((4,), torch.float32)}, or a TensorDict"""),
+    "a dict is no tensordict": (lambda: tdc.interop.check({"x": 1}, {"x": ((), torch.int64)}), """\
+DtypeError
+tdc.interop.check: expected a TensorDict, got dict
+hint: tdc.as_tensordict(obj) first"""),
+    "other number of batch dims": (lambda: tdc.interop.spec(TensorDict({}, [2, 3]), [None]), """\
+ShapeError
+tdc.interop.spec: expected 2 batch dims, as the TensorDict has, got [None]
+hint: None stands for any size, e.g. [None, 4]"""),
+    "specs do not change": (lambda: setattr(tdc.interop.spec(TensorDict()), "batch_size", (3,)), """\
+ImmutableError
+tdc.interop.Spec: expected no change in place, instances are immutable, got `x.batch_size = tuple`
+hint: spec.with_batch_size(size), spec.with_device(device), or tdc.interop.spec(td)"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
 class TestTexts(Texts):
     def test_every_difference(self):
         td = TensorDict({"x": torch.zeros(2, 3), "id": torch.zeros(2), "extra": torch.zeros(2)}, [2])
         schema = {"x": ((4,), torch.float32), "id": ((), torch.int64), "meta": {"y": (1, torch.bool)}}
         form = tdc.interop.spec(schema, [None, 5])
-        self.says(
-            lambda: tdc.interop.check(td, form),
-            """\
+        self.says(lambda: tdc.interop.check(td, form), """\
 StructureError
 tdc.interop.check: expected a TensorDict of this spec, got 5 differences
 at batch_size: [2] instead of [None, 5]
@@ -203,74 +241,7 @@ at x: float32[3] instead of float32[4]
 at id: float32[] instead of int64[]
 at meta.y: missing instead of bool[1]
 at extra: not in the spec
-hint: mend the leaves, or state what they are: tdc.interop.spec(td)""",
-        )
-
-    def test_swapped_pair(self):
-        self.says(
-            lambda: tdc.interop.zeros({"x": (torch.float32, (3,)), "y": [3, 4], "z": torch.zeros(2)}),
-            """\
-DtypeError
-tdc.interop.zeros: expected entries (feature shape, dtype), got 3 others
-at x: (torch.float32, (3,))
-at y: [3, 4]
-at z: Tensor
-hint: {'x': ((4,), torch.float32)} for a leaf of 4 features, () for none""",
-        )
-
-    def test_open_batch_size(self):
-        self.says(
-            lambda: tdc.interop.zeros(tdc.interop.spec({"x": ((), torch.int64)}, [None])),
-            """\
-ShapeError
-tdc.interop.zeros: expected a batch size without None, got [None]
-hint: tdc.interop.zeros(spec, batch_size=[...])""",
-        )
-
-    def test_a_name_is_no_batch_size(self):
-        self.says(
-            lambda: tdc.interop.zeros({"x": ((), torch.int64)}, "auto"),
-            """\
-ShapeError
-tdc.interop.zeros: expected a batch size, got 'auto'
-hint: e.g. [3, 4], or [None, 4] for any first size""",
-        )
-
-    def test_a_list_is_no_schema(self):
-        self.says(
-            lambda: tdc.interop.spec(["x"]),
-            """\
-DtypeError
-tdc.interop.spec: expected a TensorDict, a Spec or a schema, got list
-hint: {'x': ((4,), torch.float32)}, or a TensorDict""",
-        )
-
-    def test_a_dict_is_no_tensordict(self):
-        self.says(
-            lambda: tdc.interop.check({"x": 1}, {"x": ((), torch.int64)}),
-            """\
-DtypeError
-tdc.interop.check: expected a TensorDict, got dict
-hint: tdc.as_tensordict(obj) first""",
-        )
-
-    def test_other_number_of_batch_dims(self):
-        self.says(
-            lambda: tdc.interop.spec(TensorDict({}, [2, 3]), [None]),
-            """\
-ShapeError
-tdc.interop.spec: expected 2 batch dims, as the TensorDict has, got [None]
-hint: None stands for any size, e.g. [None, 4]""",
-        )
-
-    def test_specs_do_not_change(self):
-        self.says(
-            lambda: setattr(tdc.interop.spec(TensorDict()), "batch_size", (3,)),
-            """\
-ImmutableError
-tdc.interop.Spec: expected no change in place, instances are immutable, got `x.batch_size = tuple`
-hint: spec.with_batch_size(size), spec.with_device(device), or tdc.interop.spec(td)""",
-        )
+hint: mend the leaves, or state what they are: tdc.interop.spec(td)""")  # fmt: skip
 
 
 def test_repr():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 
 import tdc
 from tdc import Static, TensorDict
@@ -118,55 +118,48 @@ def test_objects_and_one_of_many():
     assert tdc.interop.from_struct_array(a[["x"]], copy=False).keys() == ("x",)
 
 
+SAYS: dict[str, Says] = {
+    "a plain array": (lambda: tdc.as_tensordict(np.zeros(3)), """\
+DtypeError
+tdc.as_tensordict: expected a mapping or a record, got ndarray float64[3]
+hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
 class TestTexts(Texts):
     def test_fields_that_need_a_copy(self):
         a = np.zeros(3, np.dtype([("flag", "?"), ("x", "f4"), ("m", [("y", ">i8"), ("o", "O")])]))
-        self.says(
-            lambda: tdc.interop.from_struct_array(a, copy=False),
-            """\
+        self.says(lambda: tdc.interop.from_struct_array(a, copy=False), """\
 UnsupportedError
 tdc.interop.from_struct_array: expected fields that torch can use in place, got 3 others
 at x: ndarray float32[3], in steps of 21 bytes, where torch steps by multiples of 4
 at m.y: ndarray >i8[3], in another order of bytes
 at m.o: ndarray object[3], objects and no numbers
-hint: leave copy=False out; np.dtype(fields, align=True) for arrays that need no copy""",
-        )
+hint: leave copy=False out; np.dtype(fields, align=True) for arrays that need no copy""")  # fmt: skip
         a = np.zeros(2, np.dtype([("when", "M8[s]"), ("x", "f4")]))
-        self.says(
-            lambda: tdc.interop.from_struct_array(a),
-            """\
+        self.says(lambda: tdc.interop.from_struct_array(a), """\
 DtypeError
 tdc.interop.from_struct_array: expected fields of dtypes that torch has, got 1 others
 at when: ndarray datetime64[s][2]
-hint: array[['x', ...]] of the other fields, or astype('f8') of dates and long doubles""",
-        )
-        self.says(
-            lambda: tdc.interop.from_struct_array(np.zeros(3)),
-            """\
+hint: array[['x', ...]] of the other fields, or astype('f8') of dates and long doubles""")  # fmt: skip
+        self.says(lambda: tdc.interop.from_struct_array(np.zeros(3)), """\
 DtypeError
 tdc.interop.from_struct_array: expected a structured numpy array, got ndarray float64[3]
-hint: np.zeros(n, [('x', 'f4'), ...]); tdc.TensorDict of a dict of arrays, tdc.as_tensordict of one record""",
-        )
-
-    def test_a_plain_array(self):
-        self.says(
-            lambda: tdc.as_tensordict(np.zeros(3)),
-            """\
-DtypeError
-tdc.as_tensordict: expected a mapping or a record, got ndarray float64[3]
-hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples""",
-        )
+hint: np.zeros(n, [('x', 'f4'), ...]); tdc.TensorDict of a dict of arrays, tdc.as_tensordict of one record"""
+        )  # fmt: skip
 
     def test_leaves_numpy_does_not_have(self):
         x = tdc.pack([torch.zeros(1), torch.zeros(2)])
         td = TensorDict({"n": x, "b": torch.zeros(2).bfloat16(), "s": Static("a")}, [2])
-        self.says(
-            lambda: tdc.interop.to_struct_array(td),
-            """\
+        self.says(lambda: tdc.interop.to_struct_array(td), """\
 UnsupportedError
 tdc.interop.to_struct_array: expected leaves with a numpy dtype, got 3 others
 at n: NestedTensor float32[2, -1]
 at b: Tensor bfloat16[2]
 at s: Static('a')
-hint: td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves""",
-        )
+hint: td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves""")  # fmt: skip

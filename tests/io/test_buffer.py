@@ -195,47 +195,33 @@ def test_a_buffer_in_memory_that_begins_in_between():
 class TestTexts(Texts):
     def test_buffers(self):
         buffer, schema = to_buffer(TensorDict({"x": torch.zeros(3, dtype=torch.float64)}, [3]))
-        self.says(
-            lambda: from_buffer(buffer[:32], schema),
-            """\
+        self.says(lambda: from_buffer(buffer[:32], schema), """\
 FormatError
 tdc.io.from_buffer: expected a buffer of 64 bytes, got Tensor uint8[32]
-hint: the buffer and the schema of one call of tdc.io.to_buffer""",
-        )
-        self.says(
-            lambda: from_buffer(torch.cat([buffer, buffer])[1:65], schema),
-            """\
+hint: the buffer and the schema of one call of tdc.io.to_buffer""")  # fmt: skip
+        self.says(lambda: from_buffer(torch.cat([buffer, buffer])[1:65], schema), """\
 FormatError
 tdc.io.from_buffer: expected a buffer that begins at a multiple of 8, got one that begins in between, or whose bytes \
 do not lie side by side
-hint: buffer.clone()""",
-        )
-        self.says(
-            lambda: from_buffer(schema, buffer),
-            """\
+hint: buffer.clone()""")  # fmt: skip
+        self.says(lambda: from_buffer(schema, buffer), """\
 DtypeError
 tdc.io.from_buffer: expected a Tensor, got bytes
-hint: torch.as_tensor(x) makes one""",
-        )
-        self.says(
-            lambda: from_buffer(buffer.float(), schema),
-            """\
+hint: torch.as_tensor(x) makes one""")  # fmt: skip
+        self.says(lambda: from_buffer(buffer.float(), schema), """\
 DtypeError
 tdc.io.from_buffer: expected a uint8 tensor, got Tensor float32[64]
-hint: buffer.view(torch.uint8), or torch.frombuffer(data, dtype=torch.uint8)""",
-        )
+hint: buffer.view(torch.uint8), or torch.frombuffer(data, dtype=torch.uint8)""")  # fmt: skip
 
     def test_what_no_buffer_holds(self):
         td = TensorDict({"s": torch.eye(2).to_sparse(), "o": tdc.Static(object)})
-        self.says(
-            lambda: to_buffer(td),
-            """\
+        self.says(lambda: to_buffer(td), """\
 UnsupportedError
 tdc.io.to_buffer: expected tensors in memory, ragged batches, and Python values that JSON holds, got 2 others
 at s: Tensor float32[2, 2], which is no dense tensor of a dtype that files have
 at o: Static, which holds type, and JSON does not
-hint: td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, tdc.io.dcp_save for DTensors""",
-        )
+hint: td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, tdc.io.dcp_save for DTensors"""
+        )  # fmt: skip
         meta = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")})
         with pytest.raises(tdc.UnsupportedError, match="at b: Tensor float32\\[2\\], which has no content"):
             to_buffer(meta)

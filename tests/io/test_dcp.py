@@ -124,45 +124,32 @@ def test_like_on_meta_is_refused(tmp_path: Path):
 
 class TestTexts(Texts):
     def test_refusals(self):
-        self.says(
-            lambda: dcp_load("no/such"),
-            """\
+        self.says(lambda: dcp_load("no/such"), """\
 FormatError
 tdc.io.dcp_load: expected trusted=True, got an index that is a pickle, which may run code
-hint: trusted=True for a checkpoint of your own; tdc.io.load and from_safetensors for files of strangers""",
-        )
-        self.says(
-            lambda: dcp_load("no/such", trusted=True),
-            """\
+hint: trusted=True for a checkpoint of your own; tdc.io.load and from_safetensors for files of strangers"""
+        )  # fmt: skip
+        self.says(lambda: dcp_load("no/such", trusted=True), """\
 FormatError
 tdc.io.dcp_load: expected a checkpoint, got nothing at 'no/such'
-hint: tdc.io.dcp_save writes one; tdc.io.load reads a store""",
-        )
+hint: tdc.io.dcp_save writes one; tdc.io.load reads a store""")  # fmt: skip
         td = TensorDict({"m": torch.zeros(2, device="meta"), "s": torch.eye(2).to_sparse()})
-        self.says(
-            lambda: dcp_save(td, "no/such"),
-            """\
+        self.says(lambda: dcp_save(td, "no/such"), """\
 UnsupportedError
 tdc.io.dcp_save: expected tensors with content, got 1 others
 at m: Tensor float32[2], which has no content
-hint: td.exclude(key)""",
-        )
-        self.says(
-            lambda: dcp_save(td.exclude("m"), "no/such"),
-            """\
+hint: td.exclude(key)""")  # fmt: skip
+        self.says(lambda: dcp_save(td.exclude("m"), "no/such"), """\
 UnsupportedError
 tdc.io.dcp_save: expected tensors in memory, ragged batches, and Python values that JSON holds, got 1 others
 at s: Tensor float32[2, 2], which is no dense tensor of a dtype that files have
-hint: td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, tdc.io.dcp_save for DTensors""",
-        )
-        self.says(
-            lambda: dcp_save(TensorDict({"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}}), "no/such"),
-            """\
+hint: td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, tdc.io.dcp_save for DTensors"""
+        )  # fmt: skip
+        self.says(lambda: dcp_save(TensorDict({"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}}), "no/such"), """\
 FormatError
 tdc.io.dcp_save: expected key paths whose keys join to different names, all Unicode, got 1 that do not
 at a.b: a.b
-hint: td.rename_keys({...}) of one of them, or tdc.io.save""",
-        )
+hint: td.rename_keys({...}) of one of them, or tdc.io.save""")  # fmt: skip
 
 
 # -- several processes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import Texts
+from texts import Says, check_text
 from texts import ragged as packed_rows
 from versions import before
 
@@ -134,107 +134,59 @@ def test_norms_of_matrices_without_elements(shape: tuple[int, int]):
         assert LINALG.matrix_norm(batch, (1, float("inf"))[dim], (1, 2)).tolist() == [0, 0]
 
 
-class TestTexts(Texts):
-    def test_a_cross_product_that_chooses_its_dim(self):
-        self.says(
-            lambda: torch.cross(packed_rows()[..., :3], packed_rows()[..., :3]),
-            """\
+SAYS: dict[str, Says] = {
+    "a cross product that chooses its dim": (lambda: torch.cross(packed_rows()[..., :3], packed_rows()[..., :3]), """\
 UnsupportedError
 tdc.cross: expected the dim, got none, behind a ragged one
-hint: torch.linalg.cross(x, y), along the last dim""",
-        )
-
-    def test_ragged_matrices_of_no_padding(self):
-        self.says(
-            lambda: LINALG.ldl_factor(squares(2, 3)),
-            """\
+hint: torch.linalg.cross(x, y), along the last dim"""),
+    "ragged matrices of no padding": (lambda: LINALG.ldl_factor(squares(2, 3)), """\
 UnsupportedError
 tdc.ldl_factor: expected matrices of static size in the last two dims, got NestedTensor float32[2, -1, -1]
-hint: transpose the ragged dim to the front, or loop over x.unbind()""",
-        )
-
-    def test_half_ragged_matrices(self):
-        self.says(
-            lambda: LINALG.inv(ragged()),
-            """\
+hint: transpose the ragged dim to the front, or loop over x.unbind()"""),
+    "half ragged matrices": (lambda: LINALG.inv(ragged()), """\
 UnsupportedError
 tdc.inv: expected matrices of static size in the last two dims, or square ones, got NestedTensor float32[3, -1, 4]
-hint: transpose the ragged dim to the front, or loop over x.unbind()""",
-        )
-
-    def test_matrices_that_are_not_square(self):
-        self.says(
-            lambda: LINALG.det(tdc.pack([torch.ones(2, 3)], ragged_dim=(1, 2))),
-            """\
+hint: transpose the ragged dim to the front, or loop over x.unbind()"""),
+    "matrices that are not square": (lambda: LINALG.det(tdc.pack([torch.ones(2, 3)], ragged_dim=(1, 2))), """\
 ShapeError
 tdc.det: expected square matrices, got one that is not
-hint: x.sizes shows them""",
-        )
-
-    def test_dense_sides_of_ragged_matrices(self):
-        self.says(
-            lambda: LINALG.solve(squares(2, 3), torch.ones(3, 1)),
-            """\
+hint: x.sizes shows them"""),
+    "dense sides of ragged matrices": (lambda: LINALG.solve(squares(2, 3), torch.ones(3, 1)), """\
 UnsupportedError
 tdc.solve: expected ragged right-hand sides behind the matrix, got others
 at matrix: NestedTensor float32[2, -1, -1]
 at right-hand sides: Tensor float32[3, 1]
-hint: pack the right-hand sides along the ragged dim of the matrices, and solve from the left""",
-        )
-
-    def test_sides_of_other_lengths(self):
-        self.says(
-            lambda: LINALG.solve(squares(2, 3), tdc.pack([torch.ones(3, 1), torch.ones(2, 1)])),
-            """\
+hint: pack the right-hand sides along the ragged dim of the matrices, and solve from the left"""),
+    "sides of other lengths": (lambda: LINALG.solve(squares(2, 3), tdc.pack([torch.ones(3, 1), torch.ones(2, 1)])), """\
 ShapeError
 tdc.solve: expected right-hand sides as long as the matrices, got others
-hint: x.unbind() shows their shapes""",
-        )
-
-    def test_least_squares(self):
-        self.says(
-            lambda: LINALG.lstsq(ragged(), ragged()),
-            """\
+hint: x.unbind() shows their shapes"""),
+    "least squares": (lambda: LINALG.lstsq(ragged(), ragged()), """\
 UnsupportedError
 tdc.lstsq: expected an operation with a rule for NestedTensor, got residuals and ranks whose sizes depend on the values
-hint: torch.linalg.pinv(a) @ b for the solutions""",
-        )
-
-    def test_similarity_over_the_batch(self):
-        self.says(
-            lambda: torch.nn.functional.cosine_similarity(ragged(), ragged(), 0),
-            """\
+hint: torch.linalg.pinv(a) @ b for the solutions"""),
+    "similarity over the batch": (lambda: torch.nn.functional.cosine_similarity(ragged(), ragged(), 0), """\
 ShapeError
 tdc.cosine_similarity: expected a dim of the examples, got dim 0, the batch
-hint: the examples of a batch are no vectors; name another dim""",
-        )
-
-    def test_cross_product_of_other_sizes(self):
-        self.says(
-            lambda: torch.cross(ragged(), ragged()),
-            """\
+hint: the examples of a batch are no vectors; name another dim"""),
+    "cross product of other sizes": (lambda: torch.cross(ragged(), ragged()), """\
 ShapeError
 tdc.cross: expected a static dim of size 3, got dim -1 of NestedTensor float32[3, -1, 4]
-hint: torch.linalg.cross(x, y, dim=...)""",
-        )
-
-    def test_diagonal_of_the_batch(self):
-        self.says(
-            lambda: torch.diagonal(ragged()),
-            """\
+hint: torch.linalg.cross(x, y, dim=...)"""),
+    "diagonal of the batch": (lambda: torch.diagonal(ragged()), """\
 ShapeError
 tdc.diagonal: expected two dims of the examples, got dims 0 and 1
-hint: name two dims of the examples, e.g. torch.diagonal(x, 0, 1, 2)""",
-        )
-
-    def test_diagflat_of_matrices(self):
-        self.says(
-            lambda: torch.diagflat(ragged()),
-            """\
+hint: name two dims of the examples, e.g. torch.diagonal(x, 0, 1, 2)"""),
+    "diagflat of matrices": (lambda: torch.diagflat(ragged()), """\
 UnsupportedError
 tdc.diagflat: expected examples that are vectors, got NestedTensor float32[3, -1, 4]
-hint: loop over x.unbind()""",
-        )
+hint: loop over x.unbind()"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
 
 
 @pytest.mark.parametrize("op", [F.cosine_similarity, torch.linalg.vecdot, F.pairwise_distance])

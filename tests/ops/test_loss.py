@@ -50,90 +50,63 @@ def test_targets_of_the_same_structure_compile_once():
 class TestTexts(Texts):
     def test_reduction(self):
         x: Any = tdc.pack(rows())
-        self.says(
-            lambda: F.mse_loss(x, x, reduction="max"),
-            """\
+        self.says(lambda: F.mse_loss(x, x, reduction="max"), """\
 ShapeError
 tdc.mse_loss: expected reduction 'mean', 'sum' or 'none', got 'max'
-hint: torch has no others""",
-        )
+hint: torch has no others""")  # fmt: skip
 
     def test_lengths_of_ctc(self):
         frames, labels = tdc.pack([torch.randn(5, 4).log_softmax(-1)]), tdc.pack([T([1, 2])])
         ctc_loss: Any = F.ctc_loss
-        self.says(
-            lambda: ctc_loss(frames, labels, T([5]), T([2])),
-            """\
+        self.says(lambda: ctc_loss(frames, labels, T([5]), T([2])), """\
 StructureError
 tdc.ctc_loss: expected None for both lengths, got lengths
-hint: F.ctc_loss(log_probs, targets, None, None): ragged batches know them""",
-        )
+hint: F.ctc_loss(log_probs, targets, None, None): ragged batches know them""")  # fmt: skip
 
     def test_ctc_of_tensors(self):
         labels: Any = tdc.pack([T([1, 2])])
         ctc_loss: Any = F.ctc_loss
-        self.says(
-            lambda: ctc_loss(torch.randn(5, 1, 4), labels, None, None),
-            """\
+        self.says(lambda: ctc_loss(torch.randn(5, 1, 4), labels, None, None), """\
 StructureError
 tdc.ctc_loss: expected log_probs and targets that are both ragged, got Tensor float32[5, 1, 4] and NestedTensor \
 int64[1, -1]
-hint: tdc.pack both""",
-        )
+hint: tdc.pack both""")  # fmt: skip
 
     def test_settings_of_ctc(self):
         """Found by reading: torch's own errors became one about the lengths, which are None here."""
         frames, labels = tdc.pack([torch.randn(5, 4), torch.randn(3, 4)]), tdc.pack([T([1, 2]), T([3])])
         ctc_loss: Any = F.ctc_loss
-        self.says(
-            lambda: ctc_loss(frames, labels, None, None, blank=4),
-            """\
+        self.says(lambda: ctc_loss(frames, labels, None, None, blank=4), """\
 ShapeError
 tdc.ctc_loss: expected blank in [0, 3], one of the classes, got 4
-hint: blank=0""",
-        )
-        self.says(
-            lambda: ctc_loss(frames, labels[:1], None, None),
-            """\
+hint: blank=0""")  # fmt: skip
+        self.says(lambda: ctc_loss(frames, labels[:1], None, None), """\
 StructureError
 tdc.ctc_loss: expected as many examples of targets as of log_probs, got 1 and 2
-hint: pair the batches example by example""",
-        )
-        self.says(
-            lambda: ctc_loss(frames.half(), labels, None, None),
-            """\
+hint: pair the batches example by example""")  # fmt: skip
+        self.says(lambda: ctc_loss(frames.half(), labels, None, None), """\
 DtypeError
 tdc.ctc_loss: expected float32 or float64, got NestedTensor float16[2, -1, 4]
-hint: log_probs.float()""",
-        )
-        self.says(
-            lambda: ctc_loss(frames[:0], labels[:0], None, None),
-            """\
+hint: log_probs.float()""")  # fmt: skip
+        self.says(lambda: ctc_loss(frames[:0], labels[:0], None, None), """\
 ShapeError
 tdc.ctc_loss: expected a frame or more, got NestedTensor float32[0, -1, 4]
-hint: leave out the loss of a batch without examples or frames""",
-        )
+hint: leave out the loss of a batch without examples or frames""")  # fmt: skip
 
     def test_bags_with_offsets(self):
         bags: Any = tdc.pack([T([1, 2])])
-        self.says(
-            lambda: F.embedding_bag(bags, torch.zeros(4, 2), T([0])),
-            """\
+        self.says(lambda: F.embedding_bag(bags, torch.zeros(4, 2), T([0])), """\
 ShapeError
 tdc.embedding_bag: expected a ragged batch of indices and no offsets, got NestedTensor int64[1, -1] and offsets
-hint: F.embedding_bag(rows, weight): rows are bags""",
-        )
+hint: F.embedding_bag(rows, weight): rows are bags""")  # fmt: skip
 
     def test_weights_of_a_mean(self):
         bags: Any = tdc.pack([T([1, 2])])
         weights: Any = bags.with_values(torch.ones(2))
-        self.says(
-            lambda: F.embedding_bag(bags, torch.zeros(4, 2), per_sample_weights=weights, mode="mean"),
-            """\
+        self.says(lambda: F.embedding_bag(bags, torch.zeros(4, 2), per_sample_weights=weights, mode="mean"), """\
 UnsupportedError
 tdc.embedding_bag: expected weights with mode='sum', got per_sample_weights with mode='mean'
-hint: mode='sum'""",
-        )
+hint: mode='sum'""")  # fmt: skip
 
 
 functions: Any = F

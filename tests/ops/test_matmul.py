@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import T, Texts
+from texts import Says, T, Texts, check_text
 from texts import ragged as packed_rows
 from torch._dynamo.exc import Unsupported
 from versions import before
@@ -152,135 +152,81 @@ def test_the_operator_of_two_batches_makes_one_graph():
     assert graphs == 1
 
 
-class TestTexts(Texts):
-    def test_a_number(self):
-        self.says(
-            lambda: ragged() @ 3,
-            """\
+SAYS: dict[str, Says] = {
+    "a number": (lambda: ragged() @ 3, """\
 DtypeError
 tdc.matmul: expected batches or tensors, got NestedTensor float32[3, -1, 4] and int
-hint: x * y for a number""",
-        )
-
-    def test_inner_sizes(self):
-        self.says(
-            lambda: ragged() @ torch.ones(3, 4),
-            """\
+hint: x * y for a number"""),
+    "inner sizes": (lambda: ragged() @ torch.ones(3, 4), """\
 ShapeError
 tdc.matmul: expected a last dim that meets the first of the other's matrices, got dim 2 of size 4 and dim 0 of size 3
 at operand 0: NestedTensor float32[3, -1, 4]
 at operand 1: Tensor float32[3, 4]
-hint: x.mT or y.mT swaps the last two dims""",
-        )
-
-    def test_weights_of_another_batch(self):
-        self.says(
-            lambda: ragged() @ torch.ones(5, 4, 2),
-            """\
+hint: x.mT or y.mT swaps the last two dims"""),
+    "weights of another batch": (lambda: ragged() @ torch.ones(5, 4, 2), """\
 ShapeError
 tdc.matmul: expected one size for dim 'A', got 3 and 5
 at operand 0, 'Aij': NestedTensor float32[3, -1, 4]
 at operand 1, 'Ajk': Tensor float32[5, 4, 2]
-hint: a dim that two operands share, as summed and batch dims are, has one size""",
-        )
-
-    def test_weights_along_the_ragged_dim(self):
-        self.says(
-            lambda: torch.ones(2, 5) @ ragged(),
-            """\
+hint: a dim that two operands share, as summed and batch dims are, has one size"""),
+    "weights along the ragged dim": (lambda: torch.ones(2, 5) @ ragged(), """\
 ShapeError
 tdc.matmul: expected a last dim that meets the first of the other's matrices, got dim 1 of size 5 and dim 1 ragged
 at operand 0: Tensor float32[2, 5]
 at operand 1: NestedTensor float32[3, -1, 4]
-hint: x.mT or y.mT swaps the last two dims""",
-        )
-
-    def test_a_ragged_dim_without_its_batch(self):
-        self.says(
-            lambda: torch.einsum("bld,bde->le", ragged(), torch.ones(3, 4, 2)),
-            """\
+hint: x.mT or y.mT swaps the last two dims"""),
+    "a ragged dim without its batch": (lambda: torch.einsum("bld,bde->le", ragged(), torch.ones(3, 4, 2)), """\
 ShapeError
 tdc.einsum: expected ragged dims with the batch, 'b', got a result 'le'
-hint: sum over the ragged dim as well, or keep the batch dim""",
-        )
-
-    def test_ragged_dims_apart(self):
-        self.says(
-            lambda: torch.einsum("bld,bme->bldme", ragged(), ragged()),
-            """\
+hint: sum over the ragged dim as well, or keep the batch dim"""),
+    "ragged dims apart": (lambda: torch.einsum("bld,bme->bldme", ragged(), ragged()), """\
 ShapeError
 tdc.einsum: expected ragged dims side by side, got a result 'bldme'
-hint: name ragged dims next to each other""",
-        )
-
-    def test_two_batch_letters(self):
-        self.says(
-            lambda: torch.einsum("bld,cmd->bclm", ragged(), ragged()),
-            """\
+hint: name ragged dims next to each other"""),
+    "two batch letters": (lambda: torch.einsum("bld,cmd->bclm", ragged(), ragged()), """\
 StructureError
 tdc.einsum: expected one letter for the batch, got 'b' and 'c'
 at operand 0, 'bld': NestedTensor float32[3, -1, 4]
 at operand 1, 'cmd': NestedTensor float32[3, -1, 4]
-hint: name the batch dims by one letter, as in 'bld,bmd->blm'""",
-        )
-
-    def test_a_letter_twice(self):
-        maps: Any = tdc.pack([torch.ones(2, 2), torch.ones(3, 3)], ragged_dim=(1, 2))
-        self.says(
-            lambda: torch.einsum("bll->bl", maps),
-            """\
-StructureError
-tdc.einsum: expected letter 'l' once in an operand, got 'bll' for NestedTensor float32[2, -1, -1]
-hint: x.diagonal(0, 1, 2) of a pair map""",
-        )
-
-    def test_too_few_letters(self):
-        self.says(
-            lambda: torch.einsum("ld,de->le", ragged(), torch.ones(4, 2)),
-            """\
+hint: name the batch dims by one letter, as in 'bld,bmd->blm'"""),
+    "too few letters": (lambda: torch.einsum("ld,de->le", ragged(), torch.ones(4, 2)), """\
 ShapeError
 tdc.einsum: expected one letter for each dim, got 'ld,de->le'
 at operand 0, 'ld': NestedTensor float32[3, -1, 4]
-hint: letters speak of the logical shape: the batch and ragged dims count""",
-        )
-
-    def test_two_kinds(self):
-        self.says(
-            lambda: ragged().transpose(1, 2) @ ragged().to_padded(),
-            """\
+hint: letters speak of the logical shape: the batch and ragged dims count"""),
+    "two kinds": (lambda: ragged().transpose(1, 2) @ ragged().to_padded(), """\
 UnsupportedError
 tdc.matmul: expected operands of one kind, got NestedTensor and MaskedBatch
-hint: convert with to_packed() or to_padded()""",
-        )
-
-    def test_vectors_that_are_matrices(self):
-        self.says(
-            lambda: torch.dot(ragged(), ragged()),
-            """\
+hint: convert with to_packed() or to_padded()"""),
+    "vectors that are matrices": (lambda: torch.dot(ragged(), ragged()), """\
 ShapeError
 tdc.dot: expected vectors, one for each example, got NestedTensor float32[3, -1, 4]
-hint: x @ y broadcasts over further dims""",
-        )
-
-    def test_kron_the_other_way_round(self):
-        self.says(
-            lambda: torch.kron(torch.ones(2), ragged()),
-            """\
+hint: x @ y broadcasts over further dims"""),
+    "kron the other way round": (lambda: torch.kron(torch.ones(2), ragged()), """\
 UnsupportedError
 tdc.kron: expected a batch with one ragged dim and a dense tensor behind it, got others
 at input: Tensor float32[2]
 at other: NestedTensor float32[3, -1, 4]
-hint: torch.einsum, or loop over x.unbind()""",
-        )
-
-    def test_grouped(self):
-        self.says(
-            lambda: torch.nn.functional.grouped_mm(ragged(), torch.ones(3, 4, 3), offs=T([1])),
-            """\
+hint: torch.einsum, or loop over x.unbind()"""),
+    "grouped": (lambda: torch.nn.functional.grouped_mm(ragged(), torch.ones(3, 4, 3), offs=T([1])), """\
 UnsupportedError
 tdc.grouped_mm: expected groups that are the rows of a batch, got offs=
-hint: F.grouped_mm(x, weights) for a batch x (B, -1, D) and weights (B, D, E)""",
-        )
+hint: F.grouped_mm(x, weights) for a batch x (B, -1, D) and weights (B, D, E)"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
+    def test_a_letter_twice(self):
+        maps: Any = tdc.pack([torch.ones(2, 2), torch.ones(3, 3)], ragged_dim=(1, 2))
+        self.says(lambda: torch.einsum("bll->bl", maps), """\
+StructureError
+tdc.einsum: expected letter 'l' once in an operand, got 'bll' for NestedTensor float32[2, -1, -1]
+hint: x.diagonal(0, 1, 2) of a pair map""")  # fmt: skip
 
 
 def test_whole_numbers_and_bools_are_summed_as_torch_does():

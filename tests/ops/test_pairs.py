@@ -196,68 +196,50 @@ def test_one_graph_for_all_lengths():
 class TestTexts(Texts):
     def test_a_dim_too_few(self):
         p, q, _, _ = batches(False)
-        self.says(
-            lambda: p + q,
-            """\
+        self.says(lambda: p + q, """\
 ShapeError
 tdc.add: expected batches whose dims meet, counted from the last, got other numbers of dims
 at operand 0: NestedTensor float32[3, -1, -1, 2]
 at operand 1: NestedTensor float32[3, -1, 2]
-hint: y.unsqueeze(d) where y lacks a dim of x""",
-        )
+hint: y.unsqueeze(d) where y lacks a dim of x""")  # fmt: skip
 
     def test_a_number_for_each_element_without_its_dim(self):
         _, q, _, _ = batches(False)
-        self.says(
-            lambda: q * q[..., 0],
-            """\
+        self.says(lambda: q * q[..., 0], """\
 ShapeError
 tdc.mul: expected batches whose dims meet, counted from the last, got other numbers of dims
 at operand 0: NestedTensor float32[3, -1, 2]
 at operand 1: NestedTensor float32[3, -1]
-hint: y.unsqueeze(d) where y lacks a dim of x""",
-        )
+hint: y.unsqueeze(d) where y lacks a dim of x""")  # fmt: skip
 
     def test_a_ragged_and_a_static_dim(self):
         _, q, _, _ = batches(False)
-        self.says(
-            lambda: q[:, None] + tdc.pack(rows_of(None, 4, 2))[:, :, :, 0][..., None],
-            """\
+        self.says(lambda: q[:, None] + tdc.pack(rows_of(None, 4, 2))[:, :, :, 0][..., None], """\
 ShapeError
 tdc.add: expected operands that broadcast, got other sizes at dim 2
 at operand 0: NestedTensor float32[3, 1, -1, 2]
 at operand 1: NestedTensor float32[3, -1, 4, 1]
-hint: a ragged dim meets one of the same sizes, or a static one of size 1""",
-        )
+hint: a ragged dim meets one of the same sizes, or a static one of size 1""")  # fmt: skip
 
     def test_other_numbers_of_rows(self):
         p, q, _, _ = batches(False)
-        self.says(
-            lambda: p + q[:1].unsqueeze(1),
-            """\
+        self.says(lambda: p + q[:1].unsqueeze(1), """\
 StructureError
 tdc.add: expected operands of equally many rows, got others
 at operand 0: NestedTensor float32[3, -1, -1, 2]
 at operand 1: NestedTensor float32[1, 1, -1, 2]
-hint: x[rows] and y[rows] of the same rows""",
-        )
+hint: x[rows] and y[rows] of the same rows""")  # fmt: skip
 
     def test_rows_of_other_sizes(self):
         p, _, _, _ = batches(False)
-        self.says(
-            lambda: p + tdc.pack(rows_of(None, 2, lengths=(1, 1, 1))).unsqueeze(1),
-            """\
+        self.says(lambda: p + tdc.pack(rows_of(None, 2, lengths=(1, 1, 1))).unsqueeze(1), """\
 StructureError
 tdc.add: expected rows of equal sizes where both are ragged, got rows of different lengths
-hint: x.to_padded() both, or slice rows""",
-        )
+hint: x.to_padded() both, or slice rows""")  # fmt: skip
 
     def test_padded_rows_of_other_sizes(self):
         p, _, _, _ = batches(True)
-        self.says(
-            lambda: p + tdc.pack(rows_of(None, 2, lengths=(1, 1, 1))).to_padded(length=5).unsqueeze(1),
-            """\
+        self.says(lambda: p + tdc.pack(rows_of(None, 2, lengths=(1, 1, 1))).to_padded(length=5).unsqueeze(1), """\
 StructureError
 tdc.add: expected rows of equal sizes where both are ragged, got rows of different lengths
-hint: build both from one batch""",
-        )
+hint: build both from one batch""")  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import Counter
-from texts import Texts
+from texts import Says, check_text
 from texts import ragged as ragged_of
 from torch import Tensor
 
@@ -87,77 +87,49 @@ def test_dtype_and_device_of_another():
     assert torch.ones(3).to(y, copy=True).dtype == torch.float64
 
 
-class TestTexts(Texts):
-    def test_rows_for_the_constructor(self):
-        self.says(
-            lambda: tdc.NestedTensor([torch.ones(1), torch.ones(2)]),  # type: ignore[arg-type]  # what this is about
-            """\
+SAYS: dict[str, Says] = {
+    "rows for the constructor": (lambda: tdc.NestedTensor([torch.ones(1), torch.ones(2)]), """\
 DtypeError
 tdc.NestedTensor: expected tensors of values and offsets, got list and NoneType
-hint: tdc.pack(rows)""",
-        )
-
-    def test_a_ragged_weight(self):
-        self.says(
-            lambda: F.linear(torch.ones(3, 4), ragged()),
-            """\
+hint: tdc.pack(rows)"""),
+    "a ragged weight": (lambda: F.linear(torch.ones(3, 4), ragged()), """\
 DtypeError
 tdc.linear: expected a ragged input and dense weights, got others
 at input: Tensor float32[3, 4]
 at weight 0: NestedTensor float32[3, -1, 4]
 at weight 1: NoneType
-hint: torch.matmul(x, w.mT), or x.gather, for a weight of each example""",
-        )
-
-    def test_a_ragged_weight_of_padded_rows(self):
-        self.says(
-            lambda: F.linear(ragged(), ragged().to_padded()),
-            """\
+hint: torch.matmul(x, w.mT), or x.gather, for a weight of each example"""),
+    "a ragged weight of padded rows": (lambda: F.linear(ragged(), ragged().to_padded()), """\
 DtypeError
 tdc.linear: expected a ragged input and dense weights, got others
 at input: NestedTensor float32[3, -1, 4]
 at weight 0: MaskedBatch float32[3, 3, 4]
 at weight 1: NoneType
-hint: torch.matmul(x, w.mT), or x.gather, for a weight of each example""",
-        )
-
-    def test_matrices_that_do_not_fit(self):
-        self.says(
-            lambda: torch.matmul(ragged(), ragged()),
-            """\
+hint: torch.matmul(x, w.mT), or x.gather, for a weight of each example"""),
+    "matrices that do not fit": (lambda: torch.matmul(ragged(), ragged()), """\
 ShapeError
 tdc.matmul: expected a last dim that meets the first of the other's matrices, got dim 2 of size 4 and dim 1 ragged
 at operand 0: NestedTensor float32[3, -1, 4]
 at operand 1: NestedTensor float32[3, -1, 4]
-hint: x.mT or y.mT swaps the last two dims""",
-        )
-
-    def test_weights_that_do_not_fit(self):
-        self.says(
-            lambda: ragged() @ torch.ones(5, 2),
-            """\
+hint: x.mT or y.mT swaps the last two dims"""),
+    "weights that do not fit": (lambda: ragged() @ torch.ones(5, 2), """\
 ShapeError
 tdc.matmul: expected a last dim that meets the first of the other's matrices, got dim 2 of size 4 and dim 0 of size 5
 at operand 0: NestedTensor float32[3, -1, 4]
 at operand 1: Tensor float32[5, 2]
-hint: x.mT or y.mT swaps the last two dims""",
-        )
-
-    def test_a_token_for_other_rows(self):
-        self.says(
-            lambda: torch.cat([torch.zeros(2, 1, 4), ragged()], 1),
-            """\
+hint: x.mT or y.mT swaps the last two dims"""),
+    "a token for other rows": (lambda: torch.cat([torch.zeros(2, 1, 4), ragged()], 1), """\
 StructureError
 tdc.cat: expected as many rows in each, got batch sizes [2, 3]
-hint: along the batch, dim 0, rows follow rows""",
-        )
-
-    def test_a_token_without_its_dim(self):
-        self.says(
-            lambda: torch.cat([torch.zeros(3, 4), ragged()], 1),
-            """\
+hint: along the batch, dim 0, rows follow rows"""),
+    "a token without its dim": (lambda: torch.cat([torch.zeros(3, 4), ragged()], 1), """\
 StructureError
 tdc.cat: expected operands that are all NestedTensor, got 1 others
 at operand 0: Tensor float32[3, 4]
-hint: make each a NestedTensor first""",
-        )
+hint: make each a NestedTensor first"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import Texts
+from texts import Says, Texts, check_text
 from texts import ragged as zeros
 
 import tdc
@@ -35,224 +35,119 @@ def batches() -> list[Any]:
     return [x, x.to_padded(fill=math.nan)]
 
 
-class TestTexts(Texts):
-    def test_the_batch_alone(self):
-        self.says(
-            lambda: ragged().argmax(0),
-            """\
+SAYS: dict[str, Says] = {
+    "the batch alone": (lambda: ragged().argmax(0), """\
 ShapeError
 tdc.argmax: expected a ragged or static dim, got dim 0 of NestedTensor float32[3, -1, 4]
-hint: rows of different lengths have no common positions: x.to_padded() first""",
-        )
-
-    def test_several_dims_where_torch_takes_one(self):
-        self.says(
-            lambda: ragged().argmax((1, 2)),
-            """\
+hint: rows of different lengths have no common positions: x.to_padded() first"""),
+    "several dims where torch takes one": (lambda: ragged().argmax((1, 2)), """\
 ShapeError
 tdc.argmax: expected one dim, got (1, 2)
-hint: name one dim, e.g. dim=-1""",
-        )
-
-    def test_a_dim_that_is_not_there(self):
-        self.says(
-            lambda: ragged().std(3),
-            """\
+hint: name one dim, e.g. dim=-1"""),
+    "a dim that is not there": (lambda: ragged().std(3), """\
 ShapeError
 tdc.std: expected a dim in [-3, 2], got 3
-hint: count dims of the logical shape""",
-        )
-
-    def test_a_dim_named_twice(self):
-        self.says(
-            lambda: ragged().sum((1, 1)),
-            """\
+hint: count dims of the logical shape"""),
+    "a dim named twice": (lambda: ragged().sum((1, 1)), """\
 ShapeError
 tdc.sum: expected each dim once, got dim (1, 1)
-hint: the batch has 3 dims""",
-        )
-
-    def test_an_order_of_several_dims(self):
-        self.says(
-            lambda: images().sort((1, 2)),
-            """\
+hint: the batch has 3 dims"""),
+    "an order of several dims": (lambda: images().sort((1, 2)), """\
 ShapeError
 tdc.sort: expected one dim, got (1, 2)
-hint: name one dim, e.g. dim=-1""",
-        )
-        self.says(
-            lambda: images().quantile(0.5, (0, 1)),
-            """\
+hint: name one dim, e.g. dim=-1"""),
+    "an order of several dims, 2": (lambda: images().quantile(0.5, (0, 1)), """\
 ShapeError
 tdc.quantile: expected one dim, got (0, 1)
-hint: name one dim, e.g. dim=-1""",
-        )
-
-    def test_the_batch_and_one_of_several_ragged_dims(self):
-        self.says(
-            lambda: images().sum((0, 1)),
-            """\
+hint: name one dim, e.g. dim=-1"""),
+    "the batch and one of several ragged dims": (lambda: images().sum((0, 1)), """\
 ShapeError
 tdc.sum: expected the ragged dim reduced together with the batch, got dim (0, 1) of NestedTensor float32[2, -1, -1]
-hint: rows differ in length: reduce dim (0, 1, 2), or x.to_padded() first""",
-        )
-
-    def test_unbiased_and_correction(self):
-        self.says(
-            lambda: ragged().var(1, False, correction=1),
-            """\
+hint: rows differ in length: reduce dim (0, 1, 2), or x.to_padded() first"""),
+    "unbiased and correction": (lambda: ragged().var(1, False, correction=1), """\
 ShapeError
 tdc.var: expected unbiased or correction, got both
-hint: correction=1 is unbiased=True""",
-        )
-
-    def test_more_than_a_row_has(self):
-        self.says(
-            lambda: ragged().topk(3, 1),
-            """\
+hint: correction=1 is unbiased=True"""),
+    "more than a row has": (lambda: ragged().topk(3, 1), """\
 ShapeError
 tdc.topk: expected at least 3 elements in each row, got a shorter row
-hint: drop short rows first: x = x[x.lengths >= 3]""",
-        )
-
-    def test_more_than_a_line_has(self):
-        self.says(
-            lambda: images().topk(2, 2),
-            """\
+hint: drop short rows first: x = x[x.lengths >= 3]"""),
+    "more than a line has": (lambda: images().topk(2, 2), """\
 ShapeError
 tdc.topk: expected at least 2 elements in each row, got a shorter row
-hint: drop short rows first: x = x[x.sizes[:, 1] >= 2]""",
-        )
-        self.says(
-            lambda: images().to_padded().kthvalue(2, 1),
-            """\
+hint: drop short rows first: x = x[x.sizes[:, 1] >= 2]"""),
+    "more than a line has, 2": (lambda: images().to_padded().kthvalue(2, 1), """\
 ShapeError
 tdc.kthvalue: expected at least 2 elements in each row, got a shorter row
-hint: drop short rows first: x = x[x.lengths[:, 0] >= 2]""",
-        )
-
-    def test_the_kth_of_a_shorter_row(self):
-        self.says(
-            lambda: ragged().kthvalue(1, 1),
-            """\
+hint: drop short rows first: x = x[x.lengths[:, 0] >= 2]"""),
+    "the kth of a shorter row": (lambda: ragged().kthvalue(1, 1), """\
 ShapeError
 tdc.kthvalue: expected at least 1 elements in each row, got a shorter row
-hint: drop short rows first: x = x[x.lengths >= 1]""",
-        )
-
-    def test_the_zeroth(self):
-        self.says(
-            lambda: ragged().kthvalue(0, 1),
-            """\
+hint: drop short rows first: x = x[x.lengths >= 1]"""),
+    "the zeroth": (lambda: ragged().kthvalue(0, 1), """\
 ShapeError
 tdc.kthvalue: expected k of 1 or more, got 0
-hint: k = 1 is the smallest element""",
-        )
-
-    def test_a_quantile_in_percent(self):
-        self.says(
-            lambda: ragged().quantile(50, 1),
-            """\
+hint: k = 1 is the smallest element"""),
+    "a quantile in percent": (lambda: ragged().quantile(50, 1), """\
 ShapeError
 tdc.quantile: expected q in [0, 1], got 50
-hint: q = 0.5 is the median""",
-        )
-
-    def test_sorted_columns_of_a_rectangle(self):
-        self.says(
-            lambda: ragged().to_padded().sort(0),
-            """\
+hint: q = 0.5 is the median"""),
+    "sorted columns of a rectangle": (lambda: ragged().to_padded().sort(0), """\
 ShapeError
 tdc.sort: expected a ragged or static dim, got the batch, dim 0
-hint: x.filled(value) first""",
-        )
-
-    def test_scans_over_the_batch(self):
-        self.says(
-            lambda: ragged().cumsum(0),
-            """\
+hint: x.filled(value) first"""),
+    "scans over the batch": (lambda: ragged().cumsum(0), """\
 ShapeError
 tdc.cumsum: expected a ragged or static dim, got dim 0 of NestedTensor float32[3, -1, 4]
-hint: rows of different lengths have no common positions: x.to_padded() first""",
-        )
-        self.says(
-            lambda: ragged().to_padded().cumsum(0),
-            """\
+hint: rows of different lengths have no common positions: x.to_padded() first"""),
+    "scans over the batch, 2": (lambda: ragged().to_padded().cumsum(0), """\
 ShapeError
 tdc.cumsum: expected a ragged or static dim, got the batch, dim 0
-hint: x.filled(value) is the rectangle""",
-        )
-
-    def test_places_that_are_not_like_the_rows(self):
-        self.says(
-            lambda: torch.trapezoid(ragged(), torch.ones(3), dim=1),
-            """\
+hint: x.filled(value) is the rectangle"""),
+    "places that are not like the rows": (lambda: torch.trapezoid(ragged(), torch.ones(3), dim=1), """\
 ShapeError
 tdc.trapezoid: expected points x like y, or dense ones along a static dim, got Tensor float32[3]
-hint: y.with_values(points), or dx= for equal distances""",
-        )
-
-    def test_ragged_boundaries(self):
-        self.says(
-            lambda: torch.searchsorted(ragged(), ragged()),
-            """\
+hint: y.with_values(points), or dx= for equal distances"""),
+    "ragged boundaries": (lambda: torch.searchsorted(ragged(), ragged()), """\
 DtypeError
 tdc.searchsorted: expected a tensor (n,) to search, got NestedTensor float32[3, -1, 4]
-hint: loop over the rows of both: tdc.pack([torch.searchsorted(s, r) for s, r in zip(sequences, x)])""",
-        )
-
-    def test_boundaries_for_each_row(self):
-        self.says(
-            lambda: torch.searchsorted(torch.ones(3, 2), ragged()),
-            """\
+hint: loop over the rows of both: tdc.pack([torch.searchsorted(s, r) for s, r in zip(sequences, x)])"""),
+    "boundaries for each row": (lambda: torch.searchsorted(torch.ones(3, 2), ragged()), """\
 ShapeError
 tdc.searchsorted: expected a tensor (n,) to search, got Tensor float32[3, 2]
-hint: one sequence for all rows""",
-        )
-
-    def test_values_of_each_row_or_of_all(self):
-        self.says(
-            lambda: ragged().unique(),
-            """\
+hint: one sequence for all rows"""),
+    "values of each row or of all": (lambda: ragged().unique(), """\
 UnsupportedError
 tdc.unique: expected an operation with a rule for NestedTensor, got values of each row or of all rows: it could be both
-hint: torch.unique(x.values) of a NestedTensor, or tdc.pack([row.unique() for row in x])""",
-        )
-
-    def test_the_norm_of_a_matrix(self):
-        self.says(
-            lambda: torch.norm(ragged(), "nuc"),
-            """\
+hint: torch.unique(x.values) of a NestedTensor, or tdc.pack([row.unique() for row in x])"""),
+    "the norm of a matrix": (lambda: torch.norm(ragged(), "nuc"), """\
 UnsupportedError
 tdc.norm: expected the norm of a vector, p a number or 'fro', got 'nuc'
-hint: torch.linalg.matrix_norm(x, 'nuc') of static dims""",
-        )
-        self.says(
-            lambda: torch.linalg.norm(ragged(), 2, (1, 2)),
-            """\
+hint: torch.linalg.matrix_norm(x, 'nuc') of static dims"""),
+    "the norm of a matrix, 2": (lambda: torch.linalg.norm(ragged(), 2, (1, 2)), """\
 UnsupportedError
 tdc.norm: expected ord and one dim, or no ord, got ord 2 and dim (1, 2)
-hint: torch.linalg.vector_norm(x, ord, dim), or torch.linalg.matrix_norm""",
-        )
-
-    def test_bins_of_a_rectangle(self):
-        self.says(
-            lambda: torch.histc(ragged().to_padded()),
-            """\
+hint: torch.linalg.vector_norm(x, ord, dim), or torch.linalg.matrix_norm"""),
+    "bins of a rectangle": (lambda: torch.histc(ragged().to_padded()), """\
 UnsupportedError
 tdc.histc: expected an operation with a rule for MaskedBatch, got bins, into which padding would be counted
-hint: x.to_packed().histc()""",
-        )
+hint: x.to_packed().histc()"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     def test_a_layout_with_which_torch_would_count_by_shape(self):
         for x, name in ((ragged(), "NestedTensor"), (ragged().to_padded(), "MaskedBatch")):
-            self.says(
-                lambda x=x: torch.masked.sum(x, 1),
-                f"""\
+            self.says(lambda x=x: torch.masked.sum(x, 1), f"""\
 MethodError
 tdc.layout: expected an operation with a rule for {name}, got 'layout', which has none
-hint: for torch.masked, which counts by shape: x.sum(dim), or torch.where(mask, x, 0).sum(dim) and the like""",
-            )
+hint: for torch.masked, which counts by shape: x.sum(dim), or torch.where(mask, x, 0).sum(dim) and the like"""
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize("x", batches(), ids=["packed", "padded"])

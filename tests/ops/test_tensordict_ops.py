@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from catalogue import samples, title
 from harness import case_of
-from texts import T, Texts, tree
+from texts import Says, T, Texts, check_text, tree
 
 import tdc
 from tdc import MaskedBatch, NestedTensor, TensorDict
@@ -234,169 +234,90 @@ def test_random_numbers_are_drawn_leaf_by_leaf(draw: Any):
 # -- errors
 
 
-class TestTexts(Texts):
-    def test_a_dim_beyond_the_batch(self):
-        self.says(
-            lambda: tree().cumsum(2),
-            """\
+SAYS: dict[str, Says] = {
+    "a dim beyond the batch": (lambda: tree().cumsum(2), """\
 ShapeError
 tdc.cumsum: expected a dim in [-2, 1], got 2
-hint: count dims of the logical shape""",
-        )
-
-    def test_a_missing_dim(self):
-        self.says(
-            lambda: tree().float().softmax(None),
-            """\
+hint: count dims of the logical shape"""),
+    "a missing dim": (lambda: tree().float().softmax(None), """\
 ShapeError
 tdc.softmax: expected a dim in [-2, 1], got None
-hint: name the dim, e.g. dim=-1""",
-        )
-
-    def test_several_dims_where_torch_takes_one(self):
-        self.says(
-            lambda: tree().argmax((0, 1)),
-            """\
+hint: name the dim, e.g. dim=-1"""),
+    "several dims where torch takes one": (lambda: tree().argmax((0, 1)), """\
 ShapeError
 tdc.argmax: expected one batch dim, got (0, 1)
-hint: flatten batch dims first""",
-        )
-
-    def test_a_flag_in_place_of_a_dim(self):
-        self.says(
-            lambda: tree().float().std(False),
-            """\
+hint: flatten batch dims first"""),
+    "a flag in place of a dim": (lambda: tree().float().std(False), """\
 ShapeError
 tdc.std: expected one batch dim, got False
-hint: name the argument, e.g. unbiased=False""",
-        )
-
-    def test_an_index_with_features(self):
-        self.says(
-            lambda: tree().gather(0, torch.zeros(1, 1, 1, dtype=torch.int64)),
-            """\
+hint: name the argument, e.g. unbiased=False"""),
+    "an index with features": (lambda: tree().gather(0, torch.zeros(1, 1, 1, dtype=torch.int64)), """\
 ShapeError
 tdc.gather: expected index with 2 batch dims, got Tensor int64[1, 1, 1]
-hint: it is extended over the features of each leaf""",
-        )
-
-    def test_out(self):
-        self.says(
-            lambda: torch.cumsum(tree(), 0, out=tree()),
-            """\
+hint: it is extended over the features of each leaf"""),
+    "out": (lambda: torch.cumsum(tree(), 0, out=tree()), """\
 UnsupportedError
 tdc.cumsum: expected no out=, got out=
-hint: use the returned object""",
-        )
-
-    def test_too_many_arguments(self):
-        self.says(
-            lambda: tree().cumsum(0, 1),
-            """\
+hint: use the returned object"""),
+    "too many arguments": (lambda: tree().cumsum(0, 1), """\
 UnsupportedError
 tdc.cumsum: expected the arguments dim, got 2 of them
-hint: leave the others out""",
-        )
-
-    def test_unique(self):
-        self.says(
-            lambda: tree().unique(),
-            """\
+hint: leave the others out"""),
+    "unique": (lambda: tree().unique(), """\
 UnsupportedError
 tdc.unique: expected an operation with a rule for TensorDict, got results of other sizes from leaf to leaf
-hint: of one leaf: td['key'].unique()""",
-        )
-
-    def test_where_with_a_condition_alone(self):
-        self.says(
-            lambda: torch.where(tree() > 1),
-            """\
+hint: of one leaf: td['key'].unique()"""),
+    "where with a condition alone": (lambda: torch.where(tree() > 1), """\
 UnsupportedError
 tdc.where: expected a condition and two values, got a condition alone
-hint: torch.where(condition, x, y), or masked_select""",
-        )
-
-    def test_masked_select_by_leaves(self):
-        self.says(
-            lambda: tree().masked_select(tree() > 1),
-            """\
+hint: torch.where(condition, x, y), or masked_select"""),
+    "masked select by leaves": (lambda: tree().masked_select(tree() > 1), """\
 UnsupportedError
 tdc.masked_select: expected a mask that is a tensor, got TensorDict [3, 4]
-hint: a mask over batch dims, or torch.where(mask, td, other)""",
-        )
-
-    def test_padding_of_features(self):
-        self.says(
-            lambda: F.pad(tree(), (1, 1, 1, 1, 1, 1)),
-            """\
+hint: a mask over batch dims, or torch.where(mask, td, other)"""),
+    "padding of features": (lambda: F.pad(tree(), (1, 1, 1, 1, 1, 1)), """\
 ShapeError
 tdc.pad: expected at most 4 numbers, got 6
-hint: two for each batch dim; features stay""",
-        )
-
-    def test_repeat_of_too_few_dims(self):
-        self.says(
-            lambda: tree().repeat(2),
-            """\
+hint: two for each batch dim; features stay"""),
+    "repeat of too few dims": (lambda: tree().repeat(2), """\
 ShapeError
 tdc.repeat: expected at least 2 numbers, got 1
-hint: torch.tile adds what is missing""",
-        )
-
-    def test_too_few_dims_to_split(self):
-        self.says(
-            lambda: torch.vsplit(tree()[0], 2),
-            """\
+hint: torch.tile adds what is missing"""),
+    "too few dims to split": (lambda: torch.vsplit(tree()[0], 2), """\
 ShapeError
 tdc.vsplit: expected at least 2 batch dims, got 1
-hint: torch.tensor_split(x, n, dim)""",
-        )
-
-    def test_parts_that_do_not_divide(self):
-        self.says(
-            lambda: torch.hsplit(tree(), 3),
-            """\
+hint: torch.tensor_split(x, n, dim)"""),
+    "parts that do not divide": (lambda: torch.hsplit(tree(), 3), """\
 ShapeError
 tdc.hsplit: expected a number of parts that divides 4, got 3
-hint: torch.tensor_split(x, n, dim)""",
-        )
-
-    def test_lengths_that_do_not_add_up(self):
-        self.says(
-            lambda: ragged().split([1, 1]),
-            """\
+hint: torch.tensor_split(x, n, dim)"""),
+    "lengths that do not add up": (lambda: ragged().split([1, 1]), """\
 ShapeError
 tdc.split: expected lengths that add up to 4, got 2
-hint: torch.tensor_split(x, indices) takes the positions between parts""",
-        )
-
-    def test_allclose_of_other_dtypes(self):
-        self.says(
-            lambda: tree().allclose(tree().double()),
-            """\
+hint: torch.tensor_split(x, indices) takes the positions between parts"""),
+    "allclose of other dtypes": (lambda: tree().allclose(tree().double()), """\
 DtypeError
 tdc.allclose: expected leaves of one dtype, got Tensor float32[3, 4, 2] and Tensor float64[3, 4, 2]
-hint: convert one of them with .to(dtype)""",
-        )
-
-    def test_a_loss_of_a_tensor_and_a_batch(self):
-        self.says(
-            lambda: F.mse_loss(T([1.0]), numbers(1)),
-            """\
+hint: convert one of them with .to(dtype)"""),
+    "a loss of a tensor and a batch": (lambda: F.mse_loss(T([1.0]), numbers(1)), """\
 StructureError
 tdc.mse_loss: expected a TensorDict as input, got Tensor float32[1] and TensorDict [1]
-hint: td.apply(lambda x: ...) for other calls""",
-        )
+hint: td.apply(lambda x: ...) for other calls"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     @pytest.mark.skipif(torch.cuda.is_available(), reason="says that there is no CUDA device")
     def test_no_cuda_device(self):
-        self.says(
-            lambda: tree().cuda(),
-            """\
+        self.says(lambda: tree().cuda(), """\
 UnsupportedError
 tdc.cuda: expected a CUDA device, got a machine without
-hint: x.to(device)""",
-        )
+hint: x.to(device)""")  # fmt: skip
 
 
 def test_titles_differ():

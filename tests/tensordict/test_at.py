@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import T, Texts
+from texts import Says, T, check_text
 
 from tdc import ShapeError, TensorDict
 from tdc.compile import counted, dynamic
@@ -121,9 +121,14 @@ def test_gradients_of_what_is_dropped_are_zero():
     assert value.grad.sum(1).tolist() == [4, 0, 4, 0]
 
 
-class TestTexts(Texts):
-    def test_another_mode(self):
-        self.says(lambda: tree().at[0].set(0, mode="wrap"), """\
+SAYS: dict[str, Says] = {
+    "another mode": (lambda: tree().at[0].set(0, mode="wrap"), """\
 DtypeError
 tdc.at.set: expected mode 'drop', 'clip' or None, got 'wrap'
-hint: None raises, as torch does""")  # fmt: skip
+hint: None raises, as torch does"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])

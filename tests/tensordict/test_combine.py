@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 from torch import Tensor
 
 import tdc
@@ -249,213 +249,120 @@ def test_group_by():
 # -- what a newcomer types wrong
 
 
-class TestTexts(Texts):
-    def test_merge_conflicts(self):
-        self.says(
-            lambda: tdc.merge(tree(), TensorDict({"x": 1, "b": 2, "s": Static(1)}, [])[None].expand(2)),
-            """\
+SAYS: dict[str, Says] = {
+    "merge conflicts": (
+        lambda: tdc.merge(tree(), TensorDict({"x": 1, "b": 2, "s": Static(1)}, [])[None].expand(2)), """\
 KeyPathError
 tdc.merge: expected keys that only one has, got 3 that several have
 at x: Tensor float32[2, 3] and Tensor int64[2]
 at s: Static('q') and Static(1)
 at b: an inner node and Tensor int64[2]
-hint: on_conflict='last', or a function of both leaves; a.exclude(key) first""",
-        )
-
-    def test_merge_of_a_dict(self):
-        self.says(
-            lambda: tdc.merge(tree(), {"z": torch.zeros(2)}),
-            """\
+hint: on_conflict='last', or a function of both leaves; a.exclude(key) first"""),
+    "merge of a dict": (lambda: tdc.merge(tree(), {"z": torch.zeros(2)}), """\
 DtypeError
 tdc.merge: expected TensorDicts, got 1 others
 at operand 1: dict
-hint: TensorDict(mapping, batch_size) makes one""",
-        )
-
-    def test_merge_of_a_list(self):
-        self.says(
-            lambda: tdc.merge([tree(), tree()]),
-            """\
+hint: TensorDict(mapping, batch_size) makes one"""),
+    "merge of a list": (lambda: tdc.merge([tree(), tree()]), """\
 DtypeError
 tdc.merge: expected TensorDicts, got 1 others
 at operand 0: list
-hint: tdc.merge(*tds)""",
-        )
-
-    def test_merge_of_nothing(self):
-        self.says(
-            lambda: tdc.merge(),
-            """\
+hint: tdc.merge(*tds)"""),
+    "merge of nothing": (lambda: tdc.merge(), """\
 DtypeError
 tdc.merge: expected TensorDicts, got none
-hint: TensorDict(mapping, batch_size) makes one""",
-        )
-
-    def test_merge_word(self):
-        self.says(
-            lambda: tdc.merge(tree(), tree(), on_conflict="first"),
-            """\
+hint: TensorDict(mapping, batch_size) makes one"""),
+    "merge word": (lambda: tdc.merge(tree(), tree(), on_conflict="first"), """\
 DtypeError
 tdc.merge: expected 'error', 'last' or a function, got 'first'
-hint: on_conflict='last', or lambda a, b: a + b""",
-        )
-
-    def test_merge_sizes(self):
-        self.says(
-            lambda: tdc.merge(tree(), tree()[:1]),
-            """\
+hint: on_conflict='last', or lambda a, b: a + b"""),
+    "merge sizes": (lambda: tdc.merge(tree(), tree()[:1]), """\
 ShapeError
 tdc.merge: expected TensorDicts of one batch size, got [2] and [1]
-hint: index or expand one of them""",
-        )
-
-    def test_keys_not_in_a_list(self):
-        self.says(
-            lambda: tdc.cat_keys(tree(), "x", "y", "xy"),
-            """\
+hint: index or expand one of them"""),
+    "keys not in a list": (lambda: tdc.cat_keys(tree(), "x", "y", "xy"), """\
 KeyPathError
 tdc.cat_keys: expected a list of keys, got 'x'
-hint: tdc.cat_keys(td, ['a', 'b'], 'out')""",
-        )
-
-    def test_cat_unknown_key(self):
-        self.says(
-            lambda: tdc.cat_keys(tree(), ["x", "z"], "xz"),
-            """\
+hint: tdc.cat_keys(td, ['a', 'b'], 'out')"""),
+    "cat unknown key": (lambda: tdc.cat_keys(tree(), ["x", "z"], "xz"), """\
 KeyPathError
 tdc.cat_keys: expected an existing key, got 'z'
-hint: nearest keys: 'b.z'""",
-        )
-
-    def test_cat_inner_node(self):
-        self.says(
-            lambda: tdc.cat_keys(tree(), ["x", "b", "s"], "xb"),
-            """\
+hint: nearest keys: 'b.z'"""),
+    "cat inner node": (lambda: tdc.cat_keys(tree(), ["x", "b", "s"], "xb"), """\
 KeyPathError
 tdc.cat_keys: expected keys of leaves, got 2 others
 at b: an inner node
 at s: Static('q')
-hint: name leaves, e.g. ('node', 'leaf')""",
-        )
-
-    def test_cat_batch_dim(self):
-        self.says(
-            lambda: tdc.cat_keys(tree(), ["x", "y"], "xy", 0),
-            """\
+hint: name leaves, e.g. ('node', 'leaf')"""),
+    "cat batch dim": (lambda: tdc.cat_keys(tree(), ["x", "y"], "xy", 0), """\
 ShapeError
 tdc.cat_keys: expected a dim in [1, 1], behind the batch dims, got 0
-hint: dims are those of the leaf; torch.cat(tds) joins batch dims""",
-        )
-
-    def test_cat_without_features(self):
-        self.says(
-            lambda: tdc.cat_keys(tree(), [("b", "z")], "z"),
-            """\
+hint: dims are those of the leaf; torch.cat(tds) joins batch dims"""),
+    "cat without features": (lambda: tdc.cat_keys(tree(), [("b", "z")], "z"), """\
 ShapeError
 tdc.cat_keys: expected leaves with features, got none beyond the batch
-hint: stack_keys makes one feature of leaves without features""",
-        )
-
-    def test_cat_other_kinds(self):
-        self.says(
-            lambda: tdc.cat_keys(tree(), ["x", "n", ("b", "z")], "xn"),
-            """\
+hint: stack_keys makes one feature of leaves without features"""),
+    "cat other kinds": (lambda: tdc.cat_keys(tree(), ["x", "n", ("b", "z")], "xn"), """\
 ShapeError
 tdc.cat_keys: expected leaves like Tensor float32[2, 3] but for dim 1, got 2 that differ
 at n: NestedTensor float32[2, -1, 4]
 at b.z: Tensor int64[2]
-hint: reshape or convert them first""",
-        )
-
-    def test_stack_other_shapes(self):
-        self.says(
-            lambda: tdc.stack_keys(tree(), ["x", "y"], "xy"),
-            """\
+hint: reshape or convert them first"""),
+    "stack other shapes": (lambda: tdc.stack_keys(tree(), ["x", "y"], "xy"), """\
 ShapeError
 tdc.stack_keys: expected leaves like Tensor float32[2, 3], got 1 that differ
 at y: Tensor float32[2, 1]
-hint: reshape or convert them first""",
-        )
-
-    def test_partition_unknown_key(self):
-        self.says(
-            lambda: tdc.partition(tree(), ["x", "zz"]),
-            """\
+hint: reshape or convert them first"""),
+    "partition unknown key": (lambda: tdc.partition(tree(), ["x", "zz"]), """\
 KeyPathError
 tdc.partition: expected an existing key, got 'zz'
-hint: nearest keys: 'b', 'b.z', 'e', 'k', 'n'""",
-        )
-
-    def test_ravel_dtypes(self):
-        self.says(
-            lambda: tdc.ravel(tree().select("x", "b")),
-            """\
+hint: nearest keys: 'b', 'b.z', 'e', 'k', 'n'"""),
+    "ravel dtypes": (lambda: tdc.ravel(tree().select("x", "b")), """\
 DtypeError
 tdc.ravel: expected leaves of one dtype, got 2 dtypes
 at x: Tensor float32[2, 3]
 at b.z: Tensor int64[2]
-hint: dtype=torch.float32, or tdc.partition first""",
-        )
-
-    def test_ravel_ragged(self):
-        self.says(
-            lambda: tdc.ravel(tree()),
-            """\
+hint: dtype=torch.float32, or tdc.partition first"""),
+    "ravel ragged": (lambda: tdc.ravel(tree()), """\
 DtypeError
 tdc.ravel: expected leaves that are all tensors, got 3 others
 at n: NestedTensor float32[2, -1, 4]
 at k: NestedTensor float32[2, -1, 1]
 at o: ObjectArray [2]
-hint: tdc.partition(td, keys) first, or x.to_padded().data of ragged leaves""",
-        )
-
-    def test_unravel_other_size(self):
-        self.says(
-            lambda: tdc.ravel(tree().select("x", "y"))[1](torch.zeros(2, 5)),
-            """\
+hint: tdc.partition(td, keys) first, or x.to_padded().data of ragged leaves"""),
+    "unravel other size": (lambda: tdc.ravel(tree().select("x", "y"))[1](torch.zeros(2, 5)), """\
 ShapeError
 tdc.unravel: expected a tensor of shape [..., 4] with 2 dims, got Tensor float32[2, 5]
-hint: the tensor of tdc.ravel, or one of its shape""",
-        )
-
-    def test_partition_of_none(self):
-        self.says(
-            lambda: tdc.partition(tree(), None),
-            """\
+hint: the tensor of tdc.ravel, or one of its shape"""),
+    "partition of none": (lambda: tdc.partition(tree(), None), """\
 KeyPathError
 tdc.partition: expected a list of keys or a function, got NoneType
-hint: tdc.partition(td, ['a', 'b']), or a function of key and leaf""",
-        )
-
-    def test_ravel_to_a_name(self):
-        self.says(
-            lambda: tdc.ravel(tree(), dtype="float32"),
-            """\
+hint: tdc.partition(td, ['a', 'b']), or a function of key and leaf"""),
+    "ravel to a name": (lambda: tdc.ravel(tree(), dtype="float32"), """\
 DtypeError
 tdc.ravel: expected a torch.dtype, got 'float32'
-hint: dtype=torch.float32""",
-        )
+hint: dtype=torch.float32"""),
+    "group by features": (lambda: tdc.data.group_by(tree(), "x"), """\
+ShapeError
+tdc.data.group_by: expected a leaf with one value for each example, got Tensor float32[2, 3]
+hint: td.flatten() for several batch dims; stack features to one code first"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     def test_group_by_lists(self):
         td = TensorDict({"tags": tdc.ObjectArray([["a"], ("b", [])])}, [2])
-        self.says(
-            lambda: tdc.data.group_by(td, "tags"),
-            """\
+        self.says(lambda: tdc.data.group_by(td, "tags"), """\
 DtypeError
 tdc.data.group_by: expected values that can be keys of a dict, got 2 others
 at example 0: list
 at example 1: tuple
-hint: group by a leaf of codes, or by tuples instead of lists""",
-        )
-
-    def test_group_by_features(self):
-        self.says(
-            lambda: tdc.data.group_by(tree(), "x"),
-            """\
-ShapeError
-tdc.data.group_by: expected a leaf with one value for each example, got Tensor float32[2, 3]
-hint: td.flatten() for several batch dims; stack features to one code first""",
-        )
+hint: group by a leaf of codes, or by tuples instead of lists""")  # fmt: skip
 
 
 def test_errors_of_torch_do_not_pass():

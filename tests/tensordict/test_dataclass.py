@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 from torch import Tensor
 
 import tdc
@@ -244,27 +244,28 @@ def test_own_match_args_stay():
             raise AssertionError
 
 
-class TestTexts(Texts):
-    def test_settings_of_others(self):
-        self.says(
-            lambda: decorate(autocast=True),
-            """\
+SAYS: dict[str, Says] = {
+    "settings of others": (lambda: decorate(autocast=True), """\
 UnsupportedError
 tdc.tensorclass: expected no setting but kw_only, got autocast
-hint: leave it out; a tensorclass is frozen, and takes what annotations say""",
-        )
+hint: leave it out; a tensorclass is frozen, and takes what annotations say"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     def test_kw_only_in_front_of_a_class_that_is_made(self):
         class Named(Point):
             label: str = ""
 
-        self.says(
-            lambda: tdc.tensorclass(kw_only=True)(Named),
-            """\
+        self.says(lambda: tdc.tensorclass(kw_only=True)(Named), """\
 UnsupportedError
 tdc.tensorclass: expected kw_only where the class is made, got one in front of Named
-hint: class Named(Base, kw_only=True), undecorated""",
-        )
+hint: class Named(Base, kw_only=True), undecorated""")  # fmt: skip
 
     def test_what_is_not_stored(self):
         def make() -> Any:
@@ -273,15 +274,12 @@ hint: class Named(Base, kw_only=True), undecorated""",
                 seed: InitVar[int]
                 norm: Tensor = field(init=False)
 
-        self.says(
-            make,
-            """\
+        self.says(make, """\
 StructureError
 tdc.Wrong: expected fields that are stored and given, got 2 others
 at seed: InitVar
 at norm: init=False
-hint: a classmethod that computes them, or a property""",
-        )
+hint: a classmethod that computes them, or a property""")  # fmt: skip
 
 
 def test_annotations_that_say_a_shape():

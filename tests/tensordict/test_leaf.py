@@ -8,7 +8,7 @@ from typing import Any
 import optree
 import pytest
 import torch
-from texts import Texts
+from texts import Says, check_text
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -147,24 +147,21 @@ def test_compile_joins_leaves_that_are_no_tensors():
 # -- texts
 
 
-class TestTexts(Texts):
-    def test_an_operation_that_was_not_registered(self):
-        self.says(
-            lambda: torch.stack([jagged(), jagged()]),
-            """\
+SAYS: dict[str, Says] = {
+    "an operation that was not registered": (lambda: torch.stack([jagged(), jagged()]), """\
 UnsupportedError
 tdc.stack: expected an operation registered for Jagged, got 'stack', which has none
-hint: tdc.interop.register_leaf(Jagged, ..., ops={'stack': fn}), or td.exclude(key) first""",
-        )
-
-    def test_a_method_that_was_not_registered(self):
-        self.says(
-            lambda: jagged().reshape(3, 1),
-            """\
+hint: tdc.interop.register_leaf(Jagged, ..., ops={'stack': fn}), or td.exclude(key) first"""),
+    "a method that was not registered": (lambda: jagged().reshape(3, 1), """\
 UnsupportedError
 tdc.reshape: expected an operation registered for Jagged, got 'reshape', which has none
-hint: tdc.interop.register_leaf(Jagged, ..., ops={'reshape': fn}), or td.exclude(key) first""",
-        )
+hint: tdc.interop.register_leaf(Jagged, ..., ops={'reshape': fn}), or td.exclude(key) first"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
 
 
 def test_the_error_of_a_missing_operation_is_of_its_class():

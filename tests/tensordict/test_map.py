@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import T, Texts, ragged
+from texts import Says, T, check_text, ragged
 from torch.utils.data import DataLoader
 
 import tdc
@@ -105,27 +105,26 @@ def test_a_loader_whose_data_set_is_a_tensordict():
     assert torch.equal(torch.cat(batches)["x"], data["x"])
 
 
-class TestTexts(Texts):
-    def test_map_of_leaves(self):
-        self.says(lambda: lib.map(torch.neg, T(1)), """\
+SAYS: dict[str, Says] = {
+    "map of leaves": (lambda: lib.map(torch.neg, T(1)), """\
 DtypeError
 tdc.map: expected a function and a TensorDict, got Tensor int64[]
-hint: tdc.map(fn, td); td.apply(fn) for a function of leaves""")  # fmt: skip
-
-    def test_map_with_workers(self):
-        self.says(lambda: tdc.map(torch.neg, tree(), num_workers=-1), """\
+hint: tdc.map(fn, td); td.apply(fn) for a function of leaves"""),
+    "map with workers": (lambda: tdc.map(torch.neg, tree(), num_workers=-1), """\
 ShapeError
 tdc.map: expected num_workers of 0 or more, got -1
-hint: num_workers=1""")  # fmt: skip
-
-    def test_map_by_both(self):
-        self.says(lambda: tdc.map(torch.neg, tree(), chunksize=2, num_chunks=2), """\
+hint: num_workers=1"""),
+    "map by both": (lambda: tdc.map(torch.neg, tree(), chunksize=2, num_chunks=2), """\
 ShapeError
 tdc.map: expected one of both, chunksize of at least 0, got chunksize=2, num_chunks=2
-hint: chunksize=64, or num_chunks=8""")  # fmt: skip
-
-    def test_map_with_some_results(self):
-        self.says(lambda: tdc.map(lambda p: None if len(p) == 1 else p, tree(), chunksize=2), """\
+hint: chunksize=64, or num_chunks=8"""),
+    "map with some results": (lambda: tdc.map(lambda p: None if len(p) == 1 else p, tree(), chunksize=2), """\
 StructureError
 tdc.map: expected results of all parts, or none, got None for some
-hint: return the part itself where nothing changes""")  # fmt: skip
+hint: return the part itself where nothing changes"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])

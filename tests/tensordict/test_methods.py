@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import T, Texts, ragged
+from texts import Says, T, Texts, check_text, ragged
 from torch import Tensor
 
 import tdc
@@ -146,6 +146,23 @@ def test_keywords_are_keys():
     assert TensorDict(batchsize=torch.ones(3)).keys() == ("batchsize",)
 
 
+SAYS: dict[str, Says] = {
+    "a keyword that is nearly an argument": (lambda: TensorDict({"x": torch.ones(3)}, batchsize=[3]), """\
+KeyPathError
+tdc.TensorDict: expected batch_size, device, or tensors by key, got batchsize=
+hint: batch_size=..., or TensorDict({'batchsize': ...}) for a key of this name"""),
+    "a keyword that is nearly an argument, 2": (lambda: TensorDict({"x": torch.ones(3)}, [3], devices="cpu"), """\
+KeyPathError
+tdc.TensorDict: expected batch_size, device, or tensors by key, got devices=
+hint: device=..., or TensorDict({'devices': ...}) for a key of this name"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
 class TestTexts(Texts):
     def test_keys_that_hold_the_separator(self):
         td = TensorDict({"a.b": T(1), "n": {"c": T(1), "d.e": T(2)}})
@@ -155,16 +172,6 @@ tdc.flatten_keys: expected keys that split at '.' as they are joined, got 2 othe
 at 'a.b'
 at 'n.d.e'
 hint: choose another separator, or td.rename_keys({old: new}) first""")  # fmt: skip
-
-    def test_a_keyword_that_is_nearly_an_argument(self):
-        self.says(lambda: TensorDict({"x": torch.ones(3)}, batchsize=[3]), """\
-KeyPathError
-tdc.TensorDict: expected batch_size, device, or tensors by key, got batchsize=
-hint: batch_size=..., or TensorDict({'batchsize': ...}) for a key of this name""")  # fmt: skip
-        self.says(lambda: TensorDict({"x": torch.ones(3)}, [3], devices="cpu"), """\
-KeyPathError
-tdc.TensorDict: expected batch_size, device, or tensors by key, got devices=
-hint: device=..., or TensorDict({'devices': ...}) for a key of this name""")  # fmt: skip
 
     def test_a_keyword_that_is_a_setting(self):
         self.says(lambda: TensorDict({"x": torch.ones(3)}, lock=True), """\

@@ -12,7 +12,7 @@ import numpy as np
 import optree
 import pytest
 import torch
-from texts import Texts
+from texts import Says, check_text
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.utils import _pytree as pytree
@@ -291,100 +291,57 @@ def test_object_arrays_are_shown_by_their_class():
     assert "n: ObjectArray(shape=torch.Size([3, 2])" in repr(letters())
 
 
-class TestTexts(Texts):
-    def test_a_static_value_that_can_change(self):
-        self.says(
-            lambda: Static(["a"]),
-            """\
+SAYS: dict[str, Says] = {
+    "a static value that can change": (lambda: Static(["a"]), """\
 DtypeError
 tdc.Static: expected a hashable object, got list
-hint: a tuple for a list, ObjectArray for one object per example""",
-        )
-
-    def test_a_static_value_that_holds_one_that_can_change(self):
-        self.says(
-            lambda: Static(("a", [1])),
-            """\
+hint: a tuple for a list, ObjectArray for one object per example"""),
+    "a static value that holds one that can change": (lambda: Static(("a", [1])), """\
 DtypeError
 tdc.Static: expected a hashable object, got tuple
-hint: a tuple for a list, ObjectArray for one object per example""",
-        )
-
-    def test_a_static_tensor(self):
-        self.says(
-            lambda: Static(torch.zeros(2)),
-            """\
+hint: a tuple for a list, ObjectArray for one object per example"""),
+    "a static tensor": (lambda: Static(torch.zeros(2)), """\
 DtypeError
 tdc.Static: expected a Python object, got Tensor
-hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor""",
-        )
-
-    def test_static_tensors_in_a_tuple(self):
-        self.says(
-            lambda: Static(("a", (torch.zeros(2), 1))),
-            """\
+hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor"""),
+    "static tensors in a tuple": (lambda: Static(("a", (torch.zeros(2), 1))), """\
 DtypeError
 tdc.Static: expected a Python object, got a tuple that holds a Tensor
-hint: a tensor is a leaf: give each a key or field of its own, or a TensorDict of them""",
-        )
-
-    def test_static_tensors_in_a_list(self):
-        self.says(
-            lambda: Static([TensorDict({}, [])]),
-            """\
+hint: a tensor is a leaf: give each a key or field of its own, or a TensorDict of them"""),
+    "static tensors in a list": (lambda: Static([TensorDict({}, [])]), """\
 DtypeError
 tdc.Static: expected a Python object, got a list that holds a TensorDict
-hint: a tensor is a leaf: give each a key or field of its own, or a TensorDict of them""",
-        )
-
-    def test_different_static_values(self):
-        self.says(
-            lambda: split() + split("test").set("more", Static(1)),
-            """\
+hint: a tensor is a leaf: give each a key or field of its own, or a TensorDict of them"""),
+    "different static values": (lambda: split() + split("test").set("more", Static(1)), """\
 StructureError
 tdc.add: expected equal static values, got 2 that differ
 at meta.split
 at more
-hint: ObjectArray for one object per example, or exclude the key""",
-        )
-
-    def test_too_few_objects(self):
-        self.says(
-            lambda: ObjectArray(["a", "b", "c"], (2, 2)),
-            """\
+hint: ObjectArray for one object per example, or exclude the key"""),
+    "too few objects": (lambda: ObjectArray(["a", "b", "c"], (2, 2)), """\
 ShapeError
 tdc.ObjectArray: expected 4 objects for shape [2, 2], got 3
-hint: leave shape out for one dim""",
-        )
-
-    def test_objects_that_do_not_begin_with_the_batch_size(self):
-        self.says(
-            lambda: TensorDict({"n": ObjectArray(["a", "b"])}, [3]),
-            """\
+hint: leave shape out for one dim"""),
+    "objects that do not begin with the batch size": (lambda: TensorDict({"n": ObjectArray(["a", "b"])}, [3]), """\
 ShapeError
 tdc.TensorDict: expected leaves of shape [3, ...], got 1 that differ
 at n: ObjectArray [2]
-hint: give the batch size that all leaves share, or reshape the leaf""",
-        )
-
-    def test_arithmetic_of_objects(self):
-        self.says(
-            lambda: letters() + 1,
-            """\
+hint: give the batch size that all leaves share, or reshape the leaf"""),
+    "arithmetic of objects": (lambda: letters() + 1, """\
 UnsupportedError
 tdc.add: expected an operation registered for ObjectArray, got 'add', which has none
-hint: tdc.interop.register_leaf(ObjectArray, ..., ops={'add': fn}), or td.exclude(key) first""",
-        )
-
-    def test_a_string_without_static(self):
-        self.says(
-            lambda: split().set("name", "x"),
-            """\
+hint: tdc.interop.register_leaf(ObjectArray, ..., ops={'add': fn}), or td.exclude(key) first"""),
+    "a string without static": (lambda: split().set("name", "x"), """\
 DtypeError
 tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
 at name: str
-hint: Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes""",
-        )
+hint: Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
 
 
 def test_a_loss_keeps_static_values():

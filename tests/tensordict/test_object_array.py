@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from texts import Texts
+from texts import Says, Texts, check_text
 
 import tdc
 from tdc import ObjectArray, TensorDict
@@ -196,79 +196,50 @@ def test_objects_require_no_grad():
     assert td.set("x", torch.ones(1, requires_grad=True)).requires_grad
 
 
-class TestTexts(Texts):
-    def test_a_number_for_an_object(self):
-        self.says(
-            lambda: people().at[0].set(0),
-            """\
+SAYS: dict[str, Says] = {
+    "a number for an object": (lambda: people().at[0].set(0), """\
 DtypeError
 tdc.at.set: expected an instance of ObjectArray, got int
 at name: ObjectArray [2]
-hint: ObjectArray([x], ()) for one object, ObjectArray(list) for one per example""",
-        )
-
-    def test_too_many_objects(self):
-        self.says(
-            lambda: people().at[0].set({"name": ObjectArray("abc")}),
-            """\
+hint: ObjectArray([x], ()) for one object, ObjectArray(list) for one per example"""),
+    "too many objects": (lambda: people().at[0].set({"name": ObjectArray("abc")}), """\
 ShapeError
 tdc.at.set: expected a value that broadcasts to [], got ObjectArray [3]
 at name: ObjectArray [2]
-hint: a tensor or TensorDict spans batch dims; for features give {key: value}""",
-        )
-
-    def test_objects_added_to(self):
-        self.says(
-            lambda: people().at[0].add(1),
-            """\
+hint: a tensor or TensorDict spans batch dims; for features give {key: value}"""),
+    "objects added to": (lambda: people().at[0].add(1), """\
 UnsupportedError
 tdc.at.add: expected tensor leaves, got another
 at name: ObjectArray [2]
-hint: td.exclude(key) first, or td.at[index].set({key: value})""",
-        )
-
-    def test_a_number_chosen_for_an_object(self):
-        self.says(
-            lambda: torch.where(torch.tensor([True, False]), people(), 0),
-            """\
+hint: td.exclude(key) first, or td.at[index].set({key: value})"""),
+    "a number chosen for an object": (lambda: torch.where(torch.tensor([True, False]), people(), 0), """\
 DtypeError
 tdc.where: expected objects from an ObjectArray, got int
-hint: another TensorDict with an ObjectArray there, or td.exclude(key) first""",
-        )
-
-    def test_no_objects(self):
-        self.says(
-            lambda: ObjectArray(3),
-            """\
+hint: another TensorDict with an ObjectArray there, or td.exclude(key) first"""),
+    "no objects": (lambda: ObjectArray(3), """\
 DtypeError
 tdc.ObjectArray: expected a list of objects, got int
-hint: ObjectArray([x]); ObjectArray([x], ()) has no dims""",
-        )
-
-    def test_an_object_beyond(self):
-        self.says(
-            lambda: ObjectArray(["a"])[5],
-            """\
+hint: ObjectArray([x]); ObjectArray([x], ()) has no dims"""),
+    "an object beyond": (lambda: ObjectArray(["a"])[5], """\
 IndexingError
 tdc.index: expected an index into shape [1], got 5
-hint: ints, slices, masks and index vectors, as for a tensor""",
-        )
-
-    def test_an_object_by_name(self):
-        self.says(
-            lambda: ObjectArray(["a"])["a"],
-            """\
+hint: ints, slices, masks and index vectors, as for a tensor"""),
+    "an object by name": (lambda: ObjectArray(["a"])["a"], """\
 IndexingError
 tdc.index: expected an index into shape [1], got str
-hint: ints, slices, masks and index vectors, as for a tensor""",
-        )
+hint: ints, slices, masks and index vectors, as for a tensor"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     def test_equal_of_a_registered_leaf(self):
         td = TensorDict({"x": Codes([1, 2])}, [2])
-        self.says(
-            lambda: torch.equal(td, td),
-            """\
+        self.says(lambda: torch.equal(td, td), """\
 UnsupportedError
 tdc.equal: expected an operation registered for Codes, got 'equal', which has none
-hint: tdc.interop.register_leaf(Codes, ..., ops={'equal': fn}), or td.exclude(key) first""",
-        )
+hint: tdc.interop.register_leaf(Codes, ..., ops={'equal': fn}), or td.exclude(key) first""")  # fmt: skip

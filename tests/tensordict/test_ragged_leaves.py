@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Counter
-from texts import Texts
+from texts import Says, Texts, check_text
 from torch import Tensor, nn
 
 import tdc
@@ -120,44 +120,37 @@ def test_no_copies_of_ragged_examples_become_one_batch_dim(padded: bool):
             assert (made.batch_size, made["t"].shape[0], len(made["t"].lengths)) == ((0,), 0, 0)
 
 
+SAYS: dict[str, Says] = {
+    "batch dims regrouped": (lambda: grid()[0].reshape(3, 2), """\
+ShapeError
+tdc.reshape: expected dims of each example of NestedTensor float32[2, 3, -1, 4] regrouped, got sizes [3, 2, -1, 4]
+hint: the batch stays, and ragged dims are one or side by side; or use x.to_padded().data"""),
+    "examples in several dims": (lambda: grid()[0].gather(1, T([[2, 1], [1, 0]])), """\
+ShapeError
+tdc.gather: expected an index along one dim, of size 1 in the others, where leaves are ragged, got Tensor int64[2, 2]
+hint: td[rows, columns] with two vectors, or td.apply(...) of padded leaves"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
 class TestTexts(Texts):
     def test_rows_of_other_lengths_in_one_stack(self):
         x = tdc.pack([torch.ones(n, 4) for n in (3, 2)])
-        self.says(
-            lambda: torch.stack([TensorDict({"t": x}, [2]), TensorDict({"t": x[[1, 0]]}, [2])]),
-            """\
+        self.says(lambda: torch.stack([TensorDict({"t": x}, [2]), TensorDict({"t": x[[1, 0]]}, [2])]), """\
 StructureError
 tdc.stack: expected operands of one ragged structure, got rows of different lengths
-hint: torch.cat(xs) puts rows after rows, of other lengths as well""",
-        )
-
-    def test_batch_dims_regrouped(self):
-        self.says(
-            lambda: grid()[0].reshape(3, 2),
-            """\
-ShapeError
-tdc.reshape: expected dims of each example of NestedTensor float32[2, 3, -1, 4] regrouped, got sizes [3, 2, -1, 4]
-hint: the batch stays, and ragged dims are one or side by side; or use x.to_padded().data""",
-        )
-
-    def test_examples_in_several_dims(self):
-        self.says(
-            lambda: grid()[0].gather(1, T([[2, 1], [1, 0]])),
-            """\
-ShapeError
-tdc.gather: expected an index along one dim, of size 1 in the others, where leaves are ragged, got Tensor int64[2, 2]
-hint: td[rows, columns] with two vectors, or td.apply(...) of padded leaves""",
-        )
+hint: torch.cat(xs) puts rows after rows, of other lengths as well""")  # fmt: skip
 
     def test_attention_over_several_batch_dims(self):
         layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-        self.says(
-            lambda: layer(grid()[0]["t"]),
-            """\
+        self.says(lambda: layer(grid()[0]["t"]), """\
 StructureError
 tdc.multi_head_attention_forward: expected (B, -1, D) or (-1, B, D), got 3 others
 at operand 0: NestedTensor float32[2, 3, -1, 4]
 at operand 1: NestedTensor float32[2, 3, -1, 4]
 at operand 2: NestedTensor float32[2, 3, -1, 4]
-hint: x.flatten(0, 1) makes static dims beside the batch part of it""",
-        )
+hint: x.flatten(0, 1) makes static dims beside the batch part of it""")  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from expecttest import TestCase
-from texts import Texts
+from texts import Says, check_text
 from torch import Tensor, nn
 
 import tdc
@@ -161,30 +161,22 @@ key    kind        shape  dtype  device  bytes
         )
 
 
-class TestTexts(Texts):
-    def test_a_module_is_no_tensordict(self):
-        self.says(
-            lambda: TensorDict.summary(nn.Linear(1, 1)),
-            """\
+SAYS: dict[str, Says] = {
+    "a module is no tensordict": (lambda: TensorDict.summary(nn.Linear(1, 1)), """\
 DtypeError
 tdc.summary: expected a TensorDict, got Linear
-hint: tdc.as_tensordict(obj), tdc.from_module(module), or repr(x) of one leaf""",
-        )
-
-    def test_a_module_has_no_leaves(self):
-        self.says(
-            lambda: tdc.nbytes(nn.Linear(1, 1)),
-            """\
+hint: tdc.as_tensordict(obj), tdc.from_module(module), or repr(x) of one leaf"""),
+    "a module has no leaves": (lambda: tdc.nbytes(nn.Linear(1, 1)), """\
 DtypeError
 tdc.nbytes: expected a TensorDict or a tree of tensors, got Linear
-hint: tdc.from_module(module) for the parameters of a module""",
-        )
-
-    def test_a_number_has_no_elements(self):
-        self.says(
-            lambda: tdc.param_count(3),
-            """\
+hint: tdc.from_module(module) for the parameters of a module"""),
+    "a number has no elements": (lambda: tdc.param_count(3), """\
 DtypeError
 tdc.param_count: expected a TensorDict or a tree of tensors, got int
-hint: tdc.from_module(module) for the parameters of a module""",
-        )
+hint: tdc.from_module(module) for the parameters of a module"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
