@@ -22,31 +22,27 @@ def content(x: Any) -> torch.Tensor:
     return x.values if isinstance(x, tdc.NestedTensor) else x.data if isinstance(x, tdc.MaskedBatch) else x["a"]
 
 
-CASES = [
-    *[
-        (m, kind, backend)
-        for m in MODULES
-        for kind in ("nested", "masked", "tensordict")
-        for backend in ("", "aot_eager")
-    ],
-    pytest.param(MODULES[2], "nested", "inductor", marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(
-    ("module", "kind", "backend"), CASES, ids=lambda p: p if isinstance(p, str) else type(p).__name__
-)
-def test_input_stays(module: nn.Module, kind: str, backend: str):
+def batch(kind: str) -> Any:
     values = torch.tensor([-3.0, -0.4, 0.3, 2.0, -1.0])
-    x: Any = tdc.pack([values[:2].clone(), values[2:].clone()])
-    x = {"nested": x, "masked": x.to_padded(), "tensordict": tdc.TensorDict({"a": values.clone()}, [5])}[kind]
-    before = content(x).clone()
-    call = torch.compile(module, backend=backend, fullgraph=True) if backend else module
-    torch._dynamo.reset()
-    out = call(x)
-    assert torch.equal(content(x), before)
-    if not isinstance(module, (nn.Dropout, nn.AlphaDropout, nn.RReLU)):
-        torch.testing.assert_close(content(out), module(before.clone()))
+    x = tdc.pack([values[:2].clone(), values[2:].clone()])
+    return {"nested": x, "masked": x.to_padded(), "tensordict": tdc.TensorDict({"a": values.clone()}, [5])}[kind]
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked", "tensordict"])
+@pytest.mark.parametrize("backend", ["", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_inputs_stay(kind: str, backend: str):
+    """One input for each module, all modules in one graph."""
+    given = [batch(kind) for _ in MODULES]
+    before = content(given[0]).clone()
+
+    def run(*xs: Any) -> list[Any]:
+        return [module(x) for module, x in zip(MODULES, xs, strict=True)]
+
+    found = (torch.compile(run, backend=backend, fullgraph=True) if backend else run)(*given)
+    for module, x, out in zip(MODULES, given, found, strict=True):
+        assert torch.equal(content(x), before), module
+        if not isinstance(module, (nn.Dropout, nn.AlphaDropout, nn.RReLU)):
+            torch.testing.assert_close(content(out), module(before.clone()), msg=str(module))
 
 
 def test_functions_that_share_a_name_with_a_module():
