@@ -102,12 +102,18 @@ FAULTS: tuple[tuple[str, str, str, str, Callable[..., Any], tuple[str, ...]], ..
 )  # fmt: skip
 
 
+OF_GRAPHS = ("value", "no gradient", "recompiles", "breaks the graph", "reads on the host")  # and of other modes
+
+
 def planted() -> list[Any]:
     return [
-        pytest.param(name, kind, label, impl, mode, id=f"{fault}-{name}-{kind}-{mode}".replace(" ", "_"))
+        pytest.param(
+            name, kind, label, impl, mode, id=f"{fault}-{name}-{kind}-{mode}".replace(" ", "_"),
+            marks=[pytest.mark.slow] * (mode in TRACES and fault not in OF_GRAPHS),
+        )
         for fault, name, kind, label, impl, modes in FAULTS
         for mode in modes
-    ]
+    ]  # fmt: skip
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, rule: Rule, impl: Callable[..., Any]) -> None:
