@@ -44,6 +44,13 @@ def check_text(fn: Callable[[], Any], expected: str) -> None:
     assert found == expected
 
 
+def said(error: type[Exception], fn: Callable[[], Any]) -> str:
+    """The text of the error that a call raises."""
+    with pytest.raises(error) as caught:
+        fn()
+    return str(caught.value)
+
+
 class Texts(TestCase):
     """The same as a method, for tests that prepare what they call."""
 

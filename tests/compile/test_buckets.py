@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from texts import said
 from torch import Tensor, nn
 
 import tdc
@@ -28,12 +29,6 @@ def batch(*lengths: int) -> tdc.TensorDict:
 
 def rows_of(x) -> list[list[float]]:
     return [row.tolist() for row in x.unbind()]
-
-
-def said(error: type[Exception], run) -> str:
-    with pytest.raises(error) as caught:
-        run()
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("growth", [1.01, 1.3, 2.0, 3.5])

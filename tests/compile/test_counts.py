@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from texts import said
 
 import tdc
 from tdc.compile import counted
@@ -16,28 +17,22 @@ from tdc.compile._torch.inductor import asks_no_example
 N = 6000  # of a sum beyond the 4096 terms that Inductor asks about
 
 
-def text_of(error: type[Exception], run) -> str:
-    with pytest.raises(error) as caught:
-        run()
-    return str(caught.value)
-
-
 def test_unknown_backend():
-    assert text_of(tdc.UnsupportedError, lambda: counted(torch.relu, backend="nope")) == (
+    assert said(tdc.UnsupportedError, lambda: counted(torch.relu, backend="nope")) == (
         "tdc.compile.counted: expected a function or the name of a backend of torch.compile, such as 'inductor', "
         "'aot_eager' or 'eager', got 'nope'\nhint: backend=tdc.compile.backend"
     )
 
 
 def test_unknown_mode():
-    assert text_of(tdc.UnsupportedError, lambda: counted(torch.relu, mode="fast")) == (
+    assert said(tdc.UnsupportedError, lambda: counted(torch.relu, mode="fast")) == (
         "tdc.compile.counted: expected a mode of default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs, "
         "got 'fast'\nhint: mode='max-autotune'"
     )
 
 
 def test_mode_is_of_inductor():
-    text = text_of(tdc.UnsupportedError, lambda: counted(torch.relu, backend="eager", mode="max-autotune"))
+    text = said(tdc.UnsupportedError, lambda: counted(torch.relu, backend="eager", mode="max-autotune"))
     assert text == (
         "tdc.compile.counted: expected modes and options of Inductor only, got mode='max-autotune', options=None for "
         "backend 'eager'\nhint: leave backend out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from texts import said
 
 import tdc
 from tdc.compile import counted, dynamic
@@ -20,12 +21,6 @@ def compiles(fn, *examples) -> int:
     for x in examples:
         f(x)
     return f.counts.compiles
-
-
-def said(error: type[Exception], run) -> str:
-    with pytest.raises(error) as caught:
-        run()
-    return str(caught.value)
 
 
 def indices(x: torch.Tensor) -> set[int]:

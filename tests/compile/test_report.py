@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import TestCase
+from texts import said
 from torch import nn
 
 import tdc
