@@ -304,6 +304,7 @@ class TestCompiled:
         for x in (td, -td):
             torch.testing.assert_close(program.module()(x)["a"], Model()(x)["a"])
 
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("strict", [False, True])
     def test_export_asserts_in_the_branch_that_runs(self, strict: bool):
         class Model(nn.Module):
@@ -347,7 +348,7 @@ class TestCompiled:
             found = torch.compile(lambda w: tdc.value_and_grad(fn)(w), fullgraph=True, backend="aot_eager")(w)
             torch.testing.assert_close(found, tdc.value_and_grad(fn)(w))
 
-    @pytest.mark.cases(6)
+    @pytest.mark.cases(2)
     @pytest.mark.parametrize("op", ["cond", "scan"])
     @pytest.mark.parametrize(
         ("around", "name"),
@@ -434,7 +435,7 @@ class TestMessages:
         with pytest.raises(error, match=text):
             call(tree())
 
-    @pytest.mark.cases(4)
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("name", ["several", "keys", "shape", "carry", "lengths", "ragged_xs"])
     def test_compiled(self, name: str):
         call = next(m[1] for m in MESSAGES if m[0] == name)

@@ -157,6 +157,7 @@ def test_static_shapes():
     assert len(r.compiles) == 3
 
 
+@pytest.mark.slow
 def test_calls_beyond_the_limit_of_recompiles_are_told():
     sizes = range(2, 4 + torch._dynamo.config.recompile_limit)
     r = report(lambda x: x * 2, *[torch.ones(n) for n in sizes], backend="eager", dynamic=False, repeats=0)
@@ -433,12 +434,6 @@ def test_what_torch_says_of_no_place_is_kept():
 
 
 # Wrong inputs
-
-
-def said(error: type[Exception], run) -> str:
-    with pytest.raises(error) as caught:
-        run()
-    return str(caught.value)
 
 
 def test_no_examples():

@@ -124,6 +124,7 @@ class TestWhileLoop:
         want = gradients(recurrent, unrolled, *args)
         assert right(gradients(recurrent, tdc.while_loop, *args, backend=backend), want)
 
+    @pytest.mark.slow
     def test_torch_loses_the_gradient(self):
         args = inputs((4, 4))
         got, want = (
@@ -137,6 +138,7 @@ class TestWhileLoop:
         args = inputs((3,))
         assert right(gradients(not_run, tdc.while_loop, *args, backend=backend), [torch.ones(3, dtype=torch.float64)])
 
+    @pytest.mark.slow
     def test_torch_differentiates_a_loop_that_did_not_run(self):
         args = inputs((3,))
         (got,) = gradients(not_run, RAW.while_loop, *args, backend="aot_eager")
@@ -147,6 +149,7 @@ class TestWhileLoop:
         want = gradients(turned, unrolled, *args)
         assert right(gradients(turned, tdc.while_loop, *args, backend="aot_eager"), want)
 
+    @pytest.mark.slow
     def test_torch_fails_with_complex_numbers(self):
         """Where it does not raise, torch mended it: remove Planes in tdc/compile/upstream.py."""
         with pytest.raises(Exception, match="outs_to_grad"):
@@ -253,6 +256,7 @@ class TestScanAndCond:
         args = inputs((4,))
         assert right(gradients(fn, tdc.scan, *args, backend="aot_eager"), gradients(fn, tdc.scan, *args))
 
+    @pytest.mark.slow
     def test_torch_returns_zeros_as_they_came_in(self):
         def fn(scan: Fn, w: Tensor) -> Tensor:
             return scan(lambda h, x: (w * h + x, h + 0), torch.ones(4, dtype=torch.float64), X)[0].sum()

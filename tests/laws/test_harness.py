@@ -1,4 +1,4 @@
-"""The harness can fail: in each mode it rejects rules that are wrong on purpose, and passes the right one."""
+"""The harness can fail: in each mode it rejects rules that are wrong on purpose; right ones are those of the matrix."""
 
 from __future__ import annotations
 
@@ -136,14 +136,6 @@ def test_every_mode_has_wrong_values_structures_and_gradients():
     for fault in ("value", "structure", "reads padding", "key"):
         assert next(modes for name, *_, modes in FAULTS if name == fault) == MODES
     assert {mode for _, *_, modes in FAULTS for mode in modes} == set(MODES) == set(CHECKS)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("name", "kind"), [("relu", "nested"), ("linear", "masked"), ("relu", "tensordict")])
-def test_right_rule_passes(name: str, kind: str, mode: str):
-    rule = row(name, kind)
-    assert first(rule)
-    check(rule, first(rule), mode)
 
 
 def test_wrong_samples_are_all_named(monkeypatch: pytest.MonkeyPatch):

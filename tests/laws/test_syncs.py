@@ -224,6 +224,7 @@ def told_truly(x: Any) -> bool:
     return known is None or torch.equal(known, sizes_of(x.structure))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("family", COUNTING)
 def test_sizes_on_the_host_are_those_of_the_device(family: str, monkeypatch: pytest.MonkeyPatch):
     """The values of what is computed on the host for CUDA, on CPU."""

@@ -144,6 +144,7 @@ def runs(optimizer: Optimizer, params: TensorDict, update: Any = None, steps: in
         yield grads, params, state
 
 
+@pytest.mark.cases(40)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
 @pytest.mark.parametrize("name", PAIRS)
 def test_numbers_are_those_of_torch(name: str, dtype: torch.dtype):
@@ -161,6 +162,7 @@ def test_numbers_are_those_of_torch(name: str, dtype: torch.dtype):
             assert step == n
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", PAIRS)
 def test_bfloat16_parameters_have_float32_state(name: str):
     make, cls, settings = PAIRS[name]
@@ -205,7 +207,7 @@ def test_a_graph_refuses_gradients_that_broadcast(name: str):
             update(TensorDict({"w": torch.ones(size)}, []), optimizer.init(params), params)
 
 
-@pytest.mark.cases(22, 2)
+@pytest.mark.cases(8, 16)
 @pytest.mark.parametrize("how", ["vmap", "stacked", pytest.param("compiled vmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_ensembles_are_their_members(name: str, how: str):

@@ -80,7 +80,9 @@ def test_plain_functions_modules_and_methods():
 
 
 def test_graphs():
+    before = chosen._options
     assert_batched_equal(chosen, PAIRS, backends="eager", lowers="while")
+    assert chosen._options is before
 
 
 @pytest.mark.sweep
@@ -98,7 +100,7 @@ def many(x: Any, scale: Tensor, names: Any) -> Any:
 def test_trees_shared_arguments_and_other_dims():
     examples = [({"a": [torch.ones(2) * k], "n": torch.tensor(k)}, W.detach()[:2], ("p", None)) for k in range(3)]
     assert_batched_equal(many, examples, in_dims=(0, None, None), backends=())
-    assert_batched_equal(chosen, PAIRS, in_dims=(1, 0), backends="eager", lowers="while", grads=False)
+    assert_batched_equal(chosen, PAIRS, in_dims=(1, 0), backends=())
     td = [tdc.TensorDict({"rows": rows, "k": torch.tensor(1.0)}) for rows in ROWS]
     assert_batched_equal(keyed, td, backends=())
 
@@ -111,7 +113,8 @@ def keyed(td: Any) -> Any:
     return s
 
 
-def test_numbers_and_nan():
+@pytest.mark.parametrize("backends", [(), pytest.param("eager", marks=pytest.mark.slow)])
+def test_numbers_and_nan(backends: Any):
     """What ways through a function have of different dtypes has their common one; NaN is a result like others."""
 
     def mixed(x: Tensor) -> Any:
@@ -120,7 +123,7 @@ def test_numbers_and_nan():
         return x, x.double(), 0.5
 
     numbers = [torch.tensor(k) for k in (-2.0, 0.5, 3.0)]
-    assert_batched_equal(mixed, numbers, backends="eager", lowers="while", grads=False)
+    assert_batched_equal(mixed, numbers, backends=backends, lowers="while", grads=False)
     assert_batched_equal(log, numbers, backends=())
 
 
@@ -128,7 +131,9 @@ def log(x: Tensor) -> Tensor:
     return x.log()
 
 
-def test_one_example():
+@pytest.mark.slow
+def test_one_example_and_other_dims_in_a_graph():
+    assert_batched_equal(chosen, PAIRS, in_dims=(1, 0), backends="eager", lowers="while", grads=False)
     assert_batched_equal(chosen, PAIRS[:1], backends="eager", lowers="while", grads=False)
 
 
@@ -213,7 +218,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
     change, text = FAULTS[name]
@@ -335,12 +340,6 @@ def test_without_gradients_none_is_compared(monkeypatch: pytest.MonkeyPatch):
 def test_tolerances(monkeypatch: pytest.MonkeyPatch):
     patched(monkeypatch, FAULTS["a value"][0])
     assert_batched_equal(halved, PAIRS, backends=(), atol=1e-2)
-
-
-def test_options_are_as_they_were():
-    before = chosen._options
-    assert_batched_equal(chosen, PAIRS[:2], backends="eager", lowers="while", grads=False)
-    assert chosen._options is before
 
 
 TORCH = "Mismatched elements: 2 / 2 (100.0%), Greatest absolute difference"
