@@ -58,12 +58,9 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "features": Layout((), (3,)),
-    "flat": Layout((), ()),
-    "second": Layout((2,), (3,)),
-    "last": Layout((2,), ()),
+    "features": Layout((), (3,)), "flat": Layout((), ()), "second": Layout((2,), (3,)), "last": Layout((2,), ()),
     "two": Layout((), (2,), 2),
-}
+}  # fmt: skip
 
 Domain = Callable[[tuple[int, ...], torch.Generator], Tensor]
 DOMAINS: dict[str, Domain] = {

@@ -75,26 +75,16 @@ def test_report_reads_well(monkeypatch: pytest.MonkeyPatch):
     status, text = report(monkeypatch, *found)
     assert status == 1
     assert text.splitlines() == [
-        "ok   torch        2.13.0",
-        "FAIL c++          no g++",
-        "                  -> install g++",
-        "FAIL counted      cpu: KeyError: 'x'",
-        "                  -> report it",
-        "2 failing",
-    ]
+        "ok   torch        2.13.0", "FAIL c++          no g++", "                  -> install g++",
+        "FAIL counted      cpu: KeyError: 'x'", "                  -> report it", "2 failing",
+    ]  # fmt: skip
     status, text = report(monkeypatch, *found, verbose=True)
     assert status == 1
     assert text.splitlines() == [
-        "ok   torch        2.13.0",
-        "-    extra        io: safetensors not installed",
-        "FAIL torch does   marks",
-        "FAIL c++          no g++",
-        "                  -> install g++",
-        "FAIL counted      cpu: KeyError: 'x'",
-        "                  -> report it",
-        "Traceback: of KeyError",
-        "2 failing",
-    ]
+        "ok   torch        2.13.0", "-    extra        io: safetensors not installed", "FAIL torch does   marks",
+        "FAIL c++          no g++", "                  -> install g++", "FAIL counted      cpu: KeyError: 'x'",
+        "                  -> report it", "Traceback: of KeyError", "2 failing",
+    ]  # fmt: skip
 
 
 def test_extras_are_those_of_pyproject():

@@ -26,14 +26,8 @@ lib: Any = tdc  # to a type checker the names are errors
 OWN = {"DataLoader", "None", "True", "MyData"}  # of torch and Python
 SYNTAX = {"images"}  # a field of a tensorclass
 HOOKS = {
-    "arecv",
-    "asend",
-    "attrs",
-    "clear_refs_for_compile_",
-    "entry_class",
-    "from_remote_init",
-    "make_memmap_from_storage",
-}
+    "arecv", "asend", "attrs", "clear_refs_for_compile_", "entry_class", "from_remote_init", "make_memmap_from_storage",
+}  # fmt: skip
 HOOKS |= {"make_memmap_from_tensor", "qint32", "qint8", "quint4x2", "quint8", "saved_path", "to_mds", "to_store"}
 
 

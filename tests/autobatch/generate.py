@@ -168,20 +168,15 @@ class Writer:
         """A statement without others inside."""
         s, v, k = self.name("s"), self.name("v"), self.name("k")
         choices = [
-            lambda: self.line(f"{s} = {self.number()}"),
-            lambda: self.line(f"{v} = {self.vector()}"),
-            lambda: self.line(f"{k} = {self.whole()}"),
-            lambda: self.line(f"{k} = {k} + {self.rng.randint(1, 3)}"),
+            lambda: self.line(f"{s} = {self.number()}"), lambda: self.line(f"{v} = {self.vector()}"),
+            lambda: self.line(f"{k} = {self.whole()}"), lambda: self.line(f"{k} = {k} + {self.rng.randint(1, 3)}"),
             lambda: self.lines_of(f"j {self.rng.choice(['+=', '-=', '*='])} 3", "j %= 5"),
-            lambda: self.line(f"q0 += {self.rng.choice([0.5, -0.25])}"),
-            lambda: self.line(f"b0 = {self.test()}"),
-            lambda: self.line("s0, s1 = s1, s0"),
-            lambda: self.line(f"{s}, {k} = {self.number(1)}, {self.whole(1)}"),
+            lambda: self.line(f"q0 += {self.rng.choice([0.5, -0.25])}"), lambda: self.line(f"b0 = {self.test()}"),
+            lambda: self.line("s0, s1 = s1, s0"), lambda: self.line(f"{s}, {k} = {self.number(1)}, {self.whole(1)}"),
             lambda: self.line(f"(k0, k1), {s} = (k1, k0), {self.number(1)}"),
             lambda: self.lines_of(f"{s} = {s}.clone()", f"{s} {self.rng.choice(['+=', '-='])} {self.number(1)}"),
-            lambda: self.put(v),
-            lambda: self.put(v),
-        ]
+            lambda: self.put(v), lambda: self.put(v),
+        ]  # fmt: skip
         if self.calls:
             call = f"other({self.number(1)}, {self.whole(1)})"
             choices.append(lambda: self.line(f"{s} = {call} * 0.5"))

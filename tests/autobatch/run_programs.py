@@ -42,16 +42,12 @@ def compiled_without_reuse(fn: Any) -> Any:
 MOST = 8  # rounds of each loop
 REFUSED = {"expected a bound for a list that grows": MOST, "expected a loop of at most max_iters": 3 * MOST}
 MODES: dict[str, tuple[Compiler | None, dict[str, Any]]] = {
-    "eager": (None, {}),
-    "graph": (compiled("eager"), {}),
-    "while": (compiled("eager"), {"lower": "while"}),
+    "eager": (None, {}), "graph": (compiled("eager"), {}), "while": (compiled("eager"), {"lower": "while"}),
     "inference": (compiled("eager"), {"grads": False}),
-    "unroll": (compiled("eager"), {"lower": "unroll", "max_iters": MOST}),
-    "aot_eager": (compiled("aot_eager"), {}),
-    "inductor": (compiled("inductor"), {}),
-    "inductor without reuse": (compiled_without_reuse, {}),
+    "unroll": (compiled("eager"), {"lower": "unroll", "max_iters": MOST}), "aot_eager": (compiled("aot_eager"), {}),
+    "inductor": (compiled("inductor"), {}), "inductor without reuse": (compiled_without_reuse, {}),
     "backend": (compiled(tdc.compile.backend), {}),
-}
+}  # fmt: skip
 
 
 def run(

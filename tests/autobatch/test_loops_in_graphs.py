@@ -159,17 +159,13 @@ def returns_in_the_end(s: Tensor, k: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Any, Any]] = {
-    "returns in the end": (returns_in_the_end, NUMBERS),
-    "goes on early": (goes_on_early, NUMBERS),
-    "behind a break": (behind_a_break, ROWS),
-    "three deep": (three_deep, NUMBERS),
-    "returns from within": (returns_from_within, ROWS),
-    "breaks beside else": (breaks_beside_else, NUMBERS),
-    "all states": (all_states, [ROWS[0], ROWS[1], ROWS[3], ROWS[4]]),
-    "some rows": (some_rows, ROWS),
+    "returns in the end": (returns_in_the_end, NUMBERS), "goes on early": (goes_on_early, NUMBERS),
+    "behind a break": (behind_a_break, ROWS), "three deep": (three_deep, NUMBERS),
+    "returns from within": (returns_from_within, ROWS), "breaks beside else": (breaks_beside_else, NUMBERS),
+    "all states": (all_states, [ROWS[0], ROWS[1], ROWS[3], ROWS[4]]), "some rows": (some_rows, ROWS),
     "halved rows": (halved_rows, ROWS),
     "whole examples on ways": (whole_examples_on_ways, [ROWS[0], ROWS[1], ROWS[3].abs() + 1, ROWS[4]]),
-}
+}  # fmt: skip
 QUICK = ("behind a break",)
 
 

@@ -313,14 +313,10 @@ def test_a_text_of_what_all_share():
 GREW = "what a list that grew differently can do, got `+` or `*` of lists"
 BYTE = "a position of another dtype, got one of uint8, which torch takes for a mask"
 WORDS = {
-    "[x.sum() for x in xs] + [n]": GREW,
-    "[n] + [x.sum() for x in xs]": GREW,
-    "2 * [x.sum() for x in xs]": GREW,
-    "xs[n.byte()]": BYTE,
-    "xs[0][n.byte()]": BYTE,
-    "[xs, xs][n.byte()]": BYTE,
+    "[x.sum() for x in xs] + [n]": GREW, "[n] + [x.sum() for x in xs]": GREW, "2 * [x.sum() for x in xs]": GREW,
+    "xs[n.byte()]": BYTE, "xs[0][n.byte()]": BYTE, "[xs, xs][n.byte()]": BYTE,
     "[cell][0](n)": "and call it as f(x) or self.f(x), under no other local name",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("code", WORDS)

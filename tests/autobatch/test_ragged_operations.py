@@ -152,16 +152,9 @@ def functions(xs, h):
     pairs = F.scaled_dot_product_attention(h[None], xs, xs), F.scaled_dot_product_attention(xs, h[None], h[None])
     loss = F.mse_loss(xs, h.expand_as(xs)), F.cross_entropy(xs, xs.argmax(1)), F.cross_entropy(xs, xs.softmax(1))
     return (
-        near,
-        kinds,
-        pairs,
-        loss,
-        xs.max(0).values,
-        xs.argmax(),
-        xs.T.argmax(),
-        xs.topk(1, 0)[0],
+        near, kinds, pairs, loss, xs.max(0).values, xs.argmax(), xs.T.argmax(), xs.topk(1, 0)[0],
         F.pad(xs, (0, 0, 1, 0)),
-    )
+    )  # fmt: skip
 
 
 def test_functions_of_torch():

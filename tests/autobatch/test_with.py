@@ -91,15 +91,10 @@ def cell(x: Tensor) -> Tensor:
 UNUSED = "an expression whose value is not used, 'x + 1',"
 SEVERAL = "a block with several ways through it in `with`"
 BODIES = {
-    "o.h = x": "an attribute that is set, 'o.h',",
-    "o.h += x": "an attribute that is set, 'o.h',",
-    "del x": "`del`",
-    "import math": "`import`",
-    "x + 1": UNUSED,
-    "F[0] = x": "an element of 'F', which is not local,",
-    "x = [cell(v) for v in x]": SEVERAL,
-    "x = cell(x)": "a call of a function of tdc.batch in `with`",
-}
+    "o.h = x": "an attribute that is set, 'o.h',", "o.h += x": "an attribute that is set, 'o.h',", "del x": "`del`",
+    "import math": "`import`", "x + 1": UNUSED, "F[0] = x": "an element of 'F', which is not local,",
+    "x = [cell(v) for v in x]": SEVERAL, "x = cell(x)": "a call of a function of tdc.batch in `with`",
+}  # fmt: skip
 TARGETS = {
     "for o.h in x: x = x + o.h": "an attribute that is set, 'o.h',",
     "x = [0 for o.h in x]": "an attribute that is set, 'o.h',",
@@ -143,14 +138,7 @@ def test_the_tree_shows_what_is_inside():
         return y, out
 
     assert f.tree.splitlines() == [
-        "block (x) -> (out, y, __v1)",
-        "    out = []",
-        "    with torch.no_grad():",
-        "        y = x * 2",
-        "        __v1 = y + 1",
-        "append __v1 to out",
-        "block (y) -> (y)",
-        "    with torch.no_grad():",
-        "        y = y * 3",
-        "return (y, out)",
-    ]
+        "block (x) -> (out, y, __v1)", "    out = []", "    with torch.no_grad():", "        y = x * 2",
+        "        __v1 = y + 1", "append __v1 to out", "block (y) -> (y)", "    with torch.no_grad():",
+        "        y = y * 3", "return (y, out)",
+    ]  # fmt: skip

@@ -34,12 +34,8 @@ def each(
         return call(d.ragged(layout, dom, batch_dim=at), *rest, dim=dim, **options)
 
     words = [
-        layout,
-        f"dim {dim}",
-        *map(str, rest),
-        *[f"{k} {v}" for k, v in options.items()],
-        *([dom] * (dom != "real")),
-    ]
+        layout, f"dim {dim}", *map(str, rest), *[f"{k} {v}" for k, v in options.items()], *([dom] * (dom != "real")),
+    ]  # fmt: skip
     return Sample(", ".join(words) + ", batch second" * at, draw, rowwise, modes)
 
 

@@ -107,12 +107,8 @@ def of(
         return call(d.ragged(layout, dom, batch_dim=at), *rest, **given)
 
     words = [
-        layout,
-        f"dim {dim}",
-        *map(str, rest),
-        *[f"{k} {v}" for k, v in options.items()],
-        *([dom] * (dom != "real")),
-    ]
+        layout, f"dim {dim}", *map(str, rest), *[f"{k} {v}" for k, v in options.items()], *([dom] * (dom != "real")),
+    ]  # fmt: skip
     return Sample(", ".join(words) + ", batch second" * at, draw, partial(expected, rule, lead), modes)
 
 

@@ -46,21 +46,12 @@ def results(x: Any) -> list[Tensor]:
 
 
 REARRANGE: dict[str, tuple[Callable[..., list[Tensor]], dict[str, int]]] = {
-    "b t (h d) -> b h t d": (tokens, {"h": 4}),
-    "b t (h d) -> b t h d": (tokens, {"d": 4}),
-    "b t (h d) -> b (h t) d": (tokens, {"h": 4}),
-    "b (t p) d -> b t (p d)": (tokens, {"p": 2}),
-    "b (p t) d -> b t p d": (tokens, {"p": 2}),
-    "b t d -> b d t 1": (tokens, {}),
-    "b t d -> b (t d)": (tokens, {}),
-    "b t d -> b (d t)": (tokens, {}),
-    "b c h w -> b (h w) c": (images, {}),
-    "b c h w -> b c (h w)": (images, {}),
-    "b c h w -> b w h c": (images, {}),
-    "b c h w -> b h (w c)": (images, {}),
-    "b c h w -> b h w c 1": (images, {}),
-    "b (g c) h w -> b g (h w) c": (images, {"g": 2}),
-    "b c ... -> b ... c": (images, {}),
+    "b t (h d) -> b h t d": (tokens, {"h": 4}), "b t (h d) -> b t h d": (tokens, {"d": 4}),
+    "b t (h d) -> b (h t) d": (tokens, {"h": 4}), "b (t p) d -> b t (p d)": (tokens, {"p": 2}),
+    "b (p t) d -> b t p d": (tokens, {"p": 2}), "b t d -> b d t 1": (tokens, {}), "b t d -> b (t d)": (tokens, {}),
+    "b t d -> b (d t)": (tokens, {}), "b c h w -> b (h w) c": (images, {}), "b c h w -> b c (h w)": (images, {}),
+    "b c h w -> b w h c": (images, {}), "b c h w -> b h (w c)": (images, {}), "b c h w -> b h w c 1": (images, {}),
+    "b (g c) h w -> b g (h w) c": (images, {"g": 2}), "b c ... -> b ... c": (images, {}),
     "b ... -> b (...)": (images, {}),
 }  # fmt: skip
 
@@ -78,14 +69,10 @@ def test_rearrange(pattern: str, kind: str):
 
 
 REDUCE: dict[str, tuple[Callable[..., list[Tensor]], dict[str, int]]] = {
-    "b t d -> b d": (tokens, {}),
-    "b (t p) d -> b t d": (tokens, {"p": 2}),
-    "b t (h d) -> b t h": (tokens, {"h": 2}),
-    "b c h w -> b c": (images, {}),
-    "b c h w -> b c h": (images, {}),
-    "b c h w -> b (h w)": (images, {}),
+    "b t d -> b d": (tokens, {}), "b (t p) d -> b t d": (tokens, {"p": 2}), "b t (h d) -> b t h": (tokens, {"h": 2}),
+    "b c h w -> b c": (images, {}), "b c h w -> b c h": (images, {}), "b c h w -> b (h w)": (images, {}),
     "b (g c) h w -> b g": (images, {"g": 3}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,13 +16,10 @@ from tdc.compile import any_size
 ROWS = torch.tensor([0, 2, 2])
 EACH = torch.tensor([[0, 2], [1, 1], [0, 0]])
 CALLS: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
-    "index_select": lambda t: (t, 1, ROWS),
-    "index_add": lambda t: (t, -1, ROWS, t[:, :3] * 2),
-    "gather": lambda t: (t, 1, EACH[:2]),
-    "scatter_add": lambda t: (t, 1, EACH, t[:3, :2] * 2),
-    "scatter_reduce": lambda t: (t, 0, EACH, t[:3, 1:3] * 2, "amax"),
-    "layer_norm": lambda t: (t, (5,), t[0], t[1]),
-}
+    "index_select": lambda t: (t, 1, ROWS), "index_add": lambda t: (t, -1, ROWS, t[:, :3] * 2),
+    "gather": lambda t: (t, 1, EACH[:2]), "scatter_add": lambda t: (t, 1, EACH, t[:3, :2] * 2),
+    "scatter_reduce": lambda t: (t, 0, EACH, t[:3, 1:3] * 2, "amax"), "layer_norm": lambda t: (t, (5,), t[0], t[1]),
+}  # fmt: skip
 
 
 def forms(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:

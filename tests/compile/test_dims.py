@@ -13,22 +13,14 @@ import torch.utils._pytree as pytree
 import tdc
 
 OPS: dict[str, Callable[[Any, int], Any]] = {
-    "sum": lambda x, d: x.sum(d),
-    "softmax": lambda x, d: x.softmax(d),
-    "std": lambda x, d: x.std(d),
-    "cumsum": lambda x, d: x.cumsum(d),
-    "sort": lambda x, d: x.sort(d).values,
-    "topk": lambda x, d: x.topk(1, d).values,
-    "argmax": lambda x, d: x.argmax(d),
-    "flip": lambda x, d: x.flip(d),
-    "transpose": lambda x, d: x.transpose(d, 1),
-    "movedim": lambda x, d: x.movedim(d, 1),
-    "unsqueeze": lambda x, d: x.unsqueeze(d),
-    "unbind": lambda x, d: x.unbind(d)[0],
-    "cat": lambda x, d: torch.cat([x, x], d),
+    "sum": lambda x, d: x.sum(d), "softmax": lambda x, d: x.softmax(d), "std": lambda x, d: x.std(d),
+    "cumsum": lambda x, d: x.cumsum(d), "sort": lambda x, d: x.sort(d).values, "topk": lambda x, d: x.topk(1, d).values,
+    "argmax": lambda x, d: x.argmax(d), "flip": lambda x, d: x.flip(d), "transpose": lambda x, d: x.transpose(d, 1),
+    "movedim": lambda x, d: x.movedim(d, 1), "unsqueeze": lambda x, d: x.unsqueeze(d),
+    "unbind": lambda x, d: x.unbind(d)[0], "cat": lambda x, d: torch.cat([x, x], d),
     "normalize": lambda x, d: F.normalize(x, dim=d),
     "vmap": lambda x, d: tdc.vmap(lambda v: v + 1, in_dims=d, out_dims=d)(x),
-}
+}  # fmt: skip
 KINDS = {
     "nested": (tdc.pack([torch.rand(n, 6, 4) for n in (2, 4, 3)]), (1, 2, 3, -1, -2)),
     "masked": (tdc.pack([torch.rand(n, 6, 4) for n in (2, 4, 3)]).to_padded(), (1, 2, 3, -1, -2)),

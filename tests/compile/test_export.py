@@ -58,11 +58,8 @@ def test_everything_varies_by_default():
         x, y, m = rows(*lengths), torch.randn(len(lengths), 3), rows(*lengths, 1).to_padded()
         the_same(run(x, y, m), (x.sum(1) + y, m.sum(1)))
     assert [str(e) for e in run.signature().inputs[:4]] == [
-        "float32[N, 3]",
-        "int64[B + 1]",
-        "uint8[L, 0]",
-        "float32[B, 3]",
-    ]
+        "float32[N, 3]", "int64[B + 1]", "uint8[L, 0]", "float32[B, 3]",
+    ]  # fmt: skip
     assert run.signature().inputs[4].sizes[0].name == "B2"  # nothing says that the two batches are of one size
 
 

@@ -90,20 +90,15 @@ def test_modules_where_all_sizes_vary(name: str, padded: bool):
 
 
 NUMBERS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
-    "topk": ("sequences", lambda x, n: x.topk(n, 1)[0]),
-    "kthvalue": ("sequences", lambda x, n: x.kthvalue(n, 1)[0]),
+    "topk": ("sequences", lambda x, n: x.topk(n, 1)[0]), "kthvalue": ("sequences", lambda x, n: x.kthvalue(n, 1)[0]),
     "repeat_interleave": ("sequences", lambda x, n: x.repeat_interleave(n, -1)),
     "unfold": ("channels first", lambda x, n: x.unfold(2, n, 1)),
     "norm": ("sequences", lambda x, n: x.norm(n + 0.5, 1)),
-    "normalize": ("sequences", lambda x, n: F.normalize(x, n + 0.5, 1)),
-    "max_pool1d": ("channels first", F.max_pool1d),
-    "avg_pool2d": ("images", F.avg_pool2d),
-    "lp_pool1d": ("channels first", lambda x, n: F.lp_pool1d(x, 2.0, n)),
-    "sum": ("sequences", lambda x, n: x.sum(n)),
-    "stack": ("sequences", lambda x, n: torch.stack([x, x], n)),
-    "pad": ("sequences", lambda x, n: F.pad(x, (0, 0, n, 0))),
-    "slice": ("sequences", lambda x, n: x[:, n:]),
-}
+    "normalize": ("sequences", lambda x, n: F.normalize(x, n + 0.5, 1)), "max_pool1d": ("channels first", F.max_pool1d),
+    "avg_pool2d": ("images", F.avg_pool2d), "lp_pool1d": ("channels first", lambda x, n: F.lp_pool1d(x, 2.0, n)),
+    "sum": ("sequences", lambda x, n: x.sum(n)), "stack": ("sequences", lambda x, n: torch.stack([x, x], n)),
+    "pad": ("sequences", lambda x, n: F.pad(x, (0, 0, n, 0))), "slice": ("sequences", lambda x, n: x[:, n:]),
+}  # fmt: skip
 
 
 @pytest.mark.cases(0, 4)

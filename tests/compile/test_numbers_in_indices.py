@@ -35,29 +35,19 @@ SPELLED: dict[str, Fn] = {
     "narrow": lambda x, i: torch.narrow(x, 0, 1, i),
     "x * i": lambda x, i: x * i,
     "x * 0.5 * i": lambda x, i: x * (0.5 * i),
-}
+}  # fmt: skip
 BEHIND: dict[str, Fn] = {
-    "x[:, i]": lambda x, i: x[:, i],
-    "x[:, -i]": lambda x, i: x[:, -i],
-    "x[:, i:]": lambda x, i: x[:, i:],
-    "x[:, :i]": lambda x, i: x[:, :i],
-    "x[:, -i:]": lambda x, i: x[:, -i:],
-    "x[:i, :i]": lambda x, i: x[:i, :i],
-    "x[..., i]": lambda x, i: x[..., i],
-    "x[:, :, :i]": lambda x, i: x[:, :, :i],
-    "x[:, :i, :i]": lambda x, i: x[:, :i, :i],
-    "x[..., :i, None]": lambda x, i: x[..., :i, None],
-    "narrow(2)": lambda x, i: torch.narrow(x, 2, 1, i),
-    "x[None, :i]": lambda x, i: x[None, :i],
-}
+    "x[:, i]": lambda x, i: x[:, i], "x[:, -i]": lambda x, i: x[:, -i], "x[:, i:]": lambda x, i: x[:, i:],
+    "x[:, :i]": lambda x, i: x[:, :i], "x[:, -i:]": lambda x, i: x[:, -i:], "x[:i, :i]": lambda x, i: x[:i, :i],
+    "x[..., i]": lambda x, i: x[..., i], "x[:, :, :i]": lambda x, i: x[:, :, :i],
+    "x[:, :i, :i]": lambda x, i: x[:, :i, :i], "x[..., :i, None]": lambda x, i: x[..., :i, None],
+    "narrow(2)": lambda x, i: torch.narrow(x, 2, 1, i), "x[None, :i]": lambda x, i: x[None, :i],
+}  # fmt: skip
 WRITTEN: dict[str, Fn] = {
-    "at[i].set": lambda x, i: x.at[i].set(x[0]),
-    "at[i].add": lambda x, i: x.at[i].add(x[0]),
-    "at[:i].set": lambda x, i: x.at[:i].set(0.5),
-    "at[i:i + 2].set": lambda x, i: x.at[i : i + 2].set(x[:2]),
-    "at[-i].set": lambda x, i: x.at[-i].set(x[0]),
-    "at[i].set(mode)": lambda x, i: x.at[i].set(x[0], mode="drop"),
-}
+    "at[i].set": lambda x, i: x.at[i].set(x[0]), "at[i].add": lambda x, i: x.at[i].add(x[0]),
+    "at[:i].set": lambda x, i: x.at[:i].set(0.5), "at[i:i + 2].set": lambda x, i: x.at[i : i + 2].set(x[:2]),
+    "at[-i].set": lambda x, i: x.at[-i].set(x[0]), "at[i].set(mode)": lambda x, i: x.at[i].set(x[0], mode="drop"),
+}  # fmt: skip
 
 GRID: dict[str, Fn] = {  # of two batch dims
     "x[i, 1]": lambda x, i: x[i, 1],

@@ -29,16 +29,10 @@ def run(name: str, folder: Path, world: int = 2) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        "is_like_the_whole_batch",
-        "buffers_agree",
-        "draws_differ",
-        "nothing_to_count",
-        "other_nets_are_refused",
-        "shards_are_like_the_whole",
-        "shards_of_half_precision",
-        "shards_compile_with_donation",
+        "is_like_the_whole_batch", "buffers_agree", "draws_differ", "nothing_to_count", "other_nets_are_refused",
+        "shards_are_like_the_whole", "shards_of_half_precision", "shards_compile_with_donation",
     ],
-)
+)  # fmt: skip
 def test_each_rank_has_the_step_of_the_whole_batch(name: str, tmp_path: Path) -> None:
     assert run(name, tmp_path) == ["", ""]
 

@@ -43,15 +43,10 @@ def test_probes_can_fail(monkeypatch):
     monkeypatch.setattr(probes, "current_compile", lambda: probes.NO_COMPILE)
     found = {name for name, holds in PROBES if not holds()}
     assert found == {
-        "sizes marked static",
-        "sizes marked with bounds",
-        "calls while Dynamo traces",
-        "assertions taken out of a graph",
-        "graph breaks counted",
-        "transforms seen",
-        "ids of compiles",
+        "sizes marked static", "sizes marked with bounds", "calls while Dynamo traces",
+        "assertions taken out of a graph", "graph breaks counted", "transforms seen", "ids of compiles",
         "budget of activations",
-    }
+    }  # fmt: skip
 
 
 def test_kernels_are_counted_and_read():

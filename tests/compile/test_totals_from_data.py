@@ -44,20 +44,15 @@ def channels(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 # From a batch (B, -1, D) to another one, with a total that is data.
 STEPS: dict[str, Callable[[Any], Any]] = {
-    "slice": lambda x: x[:, 1:],
-    "steps": lambda x: x[:, ::2],
-    "ragged mask": lambda x: x[x[:, :, 0] > -0.5],
-    "truncate": lambda x: tdc.truncate(x, x.lengths - 1),
-    "rows by a mask": lambda x: x[x.lengths > 4],
+    "slice": lambda x: x[:, 1:], "steps": lambda x: x[:, ::2], "ragged mask": lambda x: x[x[:, :, 0] > -0.5],
+    "truncate": lambda x: tdc.truncate(x, x.lengths - 1), "rows by a mask": lambda x: x[x.lengths > 4],
     "strided conv1d": channels(lambda x: F.conv1d(x, KERNEL, stride=2, padding=1)),
-    "permuted rows": lambda x: x[x.lengths.argsort()],
-    "cat of batches": lambda x: torch.cat([x, x[:, 1:]]),
-    "diff": lambda x: x.diff(dim=1),
-    "repeat_interleave": lambda x: x.repeat_interleave(x.lengths % 2 + 1, dim=0),
+    "permuted rows": lambda x: x[x.lengths.argsort()], "cat of batches": lambda x: torch.cat([x, x[:, 1:]]),
+    "diff": lambda x: x.diff(dim=1), "repeat_interleave": lambda x: x.repeat_interleave(x.lengths % 2 + 1, dim=0),
     "unfold": lambda x: x.unfold(1, 2, 2).sum(-1),
     "masked_select": lambda x: torch.masked_select(x, x > -0.5).unsqueeze(-1) * WEIGHT[0],
     "to_packed": lambda x: x.to_padded().to_packed(),
-}
+}  # fmt: skip
 
 WEIGHT, KERNEL, PLANES = fixed(D, D), fixed(D, D, 2), fixed(2, 2, 3, 3)
 NETS: dict[str, Any] = {
@@ -234,18 +229,14 @@ def chosen(x: Any) -> Any:
 
 LAYER = nn.TransformerEncoderLayer(D, 2, 8, dropout=0.0, batch_first=True)
 BEHIND: dict[str, Callable[[Any], Any]] = {
-    "flip": lambda x: chosen(x).flip(1),
-    "the last position": lambda x: chosen(x)[:, -1],
-    "narrow": lambda x: chosen(x).narrow(1, -1, 1),
-    "replicate": lambda x: F.pad(chosen(x), (0, 0, 1, 1), "replicate"),
-    "normalize": lambda x: F.normalize(chosen(x), dim=1),
-    "unfold": lambda x: chosen(x).unfold(1, 2, 1),
-    "encoder": lambda x: LAYER(chosen(x)),
-    "roll": lambda x: x[x.lengths > 2].roll(1, 2),
+    "flip": lambda x: chosen(x).flip(1), "the last position": lambda x: chosen(x)[:, -1],
+    "narrow": lambda x: chosen(x).narrow(1, -1, 1), "replicate": lambda x: F.pad(chosen(x), (0, 0, 1, 1), "replicate"),
+    "normalize": lambda x: F.normalize(chosen(x), dim=1), "unfold": lambda x: chosen(x).unfold(1, 2, 1),
+    "encoder": lambda x: LAYER(chosen(x)), "roll": lambda x: x[x.lengths > 2].roll(1, 2),
     "logsumexp": lambda x: x[x.lengths > 2].logsumexp((0, 1)),
     "the same choice twice": lambda x: x[x.lengths > 2] + x[x.lengths > 2],
     "quantiles": lambda x: x.quantile(torch.tensor([0.2, 0.7]), 2),
-}
+}  # fmt: skip
 
 
 @pytest.mark.cases(0, 4)

@@ -108,13 +108,10 @@ def ragged() -> TensorDict:
 @pytest.mark.parametrize(
     ("parts", "backend"),
     [
-        (1, None),
-        (3, None),
-        (8, None),
-        (3, "eager"),
+        (1, None), (3, None), (8, None), (3, "eager"),
         *[pytest.param(n, "eager", marks=pytest.mark.slow) for n in (1, 8)],
     ],
-)
+)  # fmt: skip
 def test_a_loss_with_a_count_weighs_tokens(parts: int, count: str, backend: str | None):
     """Micro-batches were weighed by their rows, so a mean over tokens was another one. One of them has none here."""
     batch, params = ragged(), TensorDict({"w": torch.eye(4)[:, :3].clone()})

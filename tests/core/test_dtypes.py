@@ -85,21 +85,13 @@ def batches() -> list[Any]:
 
 
 NEEDS_FLOATS: dict[str, Callable[[Any], Any]] = {
-    "mean": lambda x: x.mean(1),
-    "nanmean": lambda x: x.nanmean(1),
-    "std": lambda x: x.std(1),
-    "var": lambda x: torch.var(x, 1),
-    "std_mean": lambda x: torch.std_mean(x, 1),
-    "norm": lambda x: x.norm(dim=1),
-    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=1),
-    "softmax": lambda x: F.softmax(x, dim=1),
-    "log_softmax": lambda x: x.log_softmax(1),
-    "softmin": lambda x: F.softmin(x, dim=1),
-    "quantile": lambda x: x.quantile(0.5, dim=1),
-    "normalize": lambda x: F.normalize(x),
-    "dist": lambda x: torch.dist(x, x),
-    "l1_loss": lambda x: F.l1_loss(x.int(), x.int()),
-}
+    "mean": lambda x: x.mean(1), "nanmean": lambda x: x.nanmean(1), "std": lambda x: x.std(1),
+    "var": lambda x: torch.var(x, 1), "std_mean": lambda x: torch.std_mean(x, 1), "norm": lambda x: x.norm(dim=1),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=1), "softmax": lambda x: F.softmax(x, dim=1),
+    "log_softmax": lambda x: x.log_softmax(1), "softmin": lambda x: F.softmin(x, dim=1),
+    "quantile": lambda x: x.quantile(0.5, dim=1), "normalize": lambda x: F.normalize(x),
+    "dist": lambda x: torch.dist(x, x), "l1_loss": lambda x: F.l1_loss(x.int(), x.int()),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("x", batches(), ids=["nested", "masked", "bool"])
@@ -172,16 +164,12 @@ def test_reductions_made_of_others_name_themselves(name: str):
 
 
 IN_FLOAT32: dict[str, tuple[int, Callable[[Any], Any]]] = {
-    "prod": (1, lambda x: x.prod(1)),
-    "prod of features": (1, lambda x: torch.prod(x, dim=2)),
-    "prod of all": (1, lambda x: x.prod()),
-    "quantile": (1, lambda x: x.quantile(0.5, 1)),
-    "nanquantile": (1, lambda x: torch.nanquantile(x, 0.5, dim=2)),
-    "avg_pool3d": (3, lambda x: F.avg_pool3d(x, 2)),
-    "max_pool3d": (3, lambda x: F.max_pool3d(x, 2)),
-    "adaptive_avg_pool3d": (3, lambda x: F.adaptive_avg_pool3d(x, 1)),
+    "prod": (1, lambda x: x.prod(1)), "prod of features": (1, lambda x: torch.prod(x, dim=2)),
+    "prod of all": (1, lambda x: x.prod()), "quantile": (1, lambda x: x.quantile(0.5, 1)),
+    "nanquantile": (1, lambda x: torch.nanquantile(x, 0.5, dim=2)), "avg_pool3d": (3, lambda x: F.avg_pool3d(x, 2)),
+    "max_pool3d": (3, lambda x: F.max_pool3d(x, 2)), "adaptive_avg_pool3d": (3, lambda x: F.adaptive_avg_pool3d(x, 1)),
     "adaptive_max_pool3d": (3, lambda x: F.adaptive_max_pool3d(x, 1)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.cases(3)

@@ -208,13 +208,10 @@ def test_the_rfc_example():
 @pytest.mark.parametrize(
     ("fn", "size"),
     [
-        (lambda x: x[0], (4,)),
-        (lambda x: x.unsqueeze(0), (1, 3, 4)),
-        (lambda x: x.sum(), ()),
-        (lambda x: x.flatten(0, 1), (12,)),
-        (lambda x: x[:2], (2, 4)),
+        (lambda x: x[0], (4,)), (lambda x: x.unsqueeze(0), (1, 3, 4)), (lambda x: x.sum(), ()),
+        (lambda x: x.flatten(0, 1), (12,)), (lambda x: x[:2], (2, 4)),
     ],
-)
+)  # fmt: skip
 def test_a_change_of_rank_never_promotes_a_feature_dim(fn: Callable[[Tensor], Tensor], size: tuple[int, ...]):
     td = TensorDict({"a": torch.zeros(3, 4, 5), "b": torch.zeros(3, 4, 5, 5)}, [3, 4])
     out = pytree.tree_map(fn, td)

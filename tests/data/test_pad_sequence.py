@@ -33,14 +33,11 @@ def examples(*lengths: int) -> list[TensorDict]:
     return [
         TensorDict(
             {
-                "x": torch.randn(n, 2),
-                "y": torch.tensor(n),
-                "m": {"w": torch.arange(n), "e": {}},
-                "s": Static("q"),
+                "x": torch.randn(n, 2), "y": torch.tensor(n), "m": {"w": torch.arange(n), "e": {}}, "s": Static("q"),
             }
         )
         for n in lengths
-    ]
+    ]  # fmt: skip
 
 
 def same(a: TensorDict, b: TensorDict) -> None:

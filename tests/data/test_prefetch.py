@@ -138,12 +138,9 @@ def test_two_passes_at_once():
 
 
 EXITS = {
-    "the end": "",
-    "an error": "raise SystemExit(3)",
-    "an error in the loop": "for b in batches: raise SystemExit(3)",
-    "a thread that waits": "import time; time.sleep(0.1)",
-    "two": "other = iter(batches); next(other)",
-}
+    "the end": "", "an error": "raise SystemExit(3)", "an error in the loop": "for b in batches: raise SystemExit(3)",
+    "a thread that waits": "import time; time.sleep(0.1)", "two": "other = iter(batches); next(other)",
+}  # fmt: skip
 
 
 @pytest.mark.cases(0, 1)

@@ -70,12 +70,8 @@ def test_a_model_sees_no_other_document() -> None:
     td = documents(9, 5, 6)
     rows = windows(td, 8, ("text", "tokens"))
     assert tdc.positions(rows["text", "tokens"]).tolist() == [
-        [0, 1, 2, 3, 4, 5, 6, 7],
-        [0],
-        [0, 1, 2, 3, 4],
-        [0, 1],
-        [0, 1, 2, 3],
-    ]
+        [0, 1, 2, 3, 4, 5, 6, 7], [0], [0, 1, 2, 3, 4], [0, 1], [0, 1, 2, 3],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

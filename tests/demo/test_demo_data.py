@@ -36,17 +36,13 @@ def sources(tmp_path):
         "alpha/__init__.py": '"""Alpha itself."""\nclass A:\n    """A class."""\n',
         "alpha/deep/part.py": 'if True:\n    async def f():\n        """An async function."""\n',
         "beta.py": '"""Beta."""\ndef f():\n    """Outer."""\n    def g():\n        """Größe in Ångström."""\n',
-        "rare.py": '"""The only one."""\n',
-        "alpha/test/case.py": '"""A test."""\n',
-        "test/case.py": '"""Another test."""\n',
-        "site-packages/other.py": '"""Installed."""\n',
-        "idlelib/__init__.py": '"""An application."""\n',
-        "beta_same.py": '"""Alpha itself, twice."""\n',
+        "rare.py": '"""The only one."""\n', "alpha/test/case.py": '"""A test."""\n',
+        "test/case.py": '"""Another test."""\n', "site-packages/other.py": '"""Installed."""\n',
+        "idlelib/__init__.py": '"""An application."""\n', "beta_same.py": '"""Alpha itself, twice."""\n',
         "alpha/twice.py": '"""Alpha itself, twice."""\n\ndef f():\n    """A class."""\n',
-        "broken.py": 'def f(:\n    """Never parsed."""\n',
-        "null.py": 'x = "\0"\n',
+        "broken.py": 'def f(:\n    """Never parsed."""\n', "null.py": 'x = "\0"\n',
         "escape.py": '"""An invalid escape."""\nx = "\\d"\n',
-    }
+    }  # fmt: skip
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,13 +54,9 @@ def test_known_sources(sources):
     corpus = load_docstrings(min_per_class=3, root=sources)
     assert corpus.classes == ("alpha", "beta")
     assert list(zip(corpus.labels, corpus.texts, strict=True)) == [
-        (0, b"A class."),
-        (0, b"Alpha itself."),
-        (0, b"An async function."),
-        (1, b"Beta."),
-        (1, "Größe in Ångström.".encode()),
-        (1, b"Outer."),
-    ]
+        (0, b"A class."), (0, b"Alpha itself."), (0, b"An async function."), (1, b"Beta."),
+        (1, "Größe in Ångström.".encode()), (1, b"Outer."),
+    ]  # fmt: skip
 
 
 def test_the_order_of_the_file_system_does_not_matter(sources, monkeypatch):

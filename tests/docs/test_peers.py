@@ -26,14 +26,11 @@ def test_every_refusal_gives_a_reason():
 @pytest.mark.parametrize(
     ("name", "label"),
     [
-        ("aten._softmax_backward_data.default", "torch.softmax"),
-        ("aten.linalg_det.default", "torch.linalg.det"),
-        ("torch.index_copy", "torch.index_copy"),
-        ("aten.mul_.Tensor", "Tensor.mul_"),
-        ("div.floor_rounding", "torch.div"),
-        ("torch.Tensor.__getitem__", "Tensor.__getitem__"),
+        ("aten._softmax_backward_data.default", "torch.softmax"), ("aten.linalg_det.default", "torch.linalg.det"),
+        ("torch.index_copy", "torch.index_copy"), ("aten.mul_.Tensor", "Tensor.mul_"),
+        ("div.floor_rounding", "torch.div"), ("torch.Tensor.__getitem__", "Tensor.__getitem__"),
     ],
-)
+)  # fmt: skip
 def test_names_are_told_apart(name: str, label: str):
     assert find(name)[0] == label
 

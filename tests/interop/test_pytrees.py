@@ -30,21 +30,13 @@ def compiled(fn: Any) -> Any:
 
 
 TREES = [
-    [torch.zeros(2), {"a": (torch.ones(2), "name")}],
-    (torch.zeros(2), None, 3, []),
-    {"b": torch.zeros(2), "a": {}},
-    OrderedDict(z=torch.zeros(2), a=[torch.ones(2)]),
-    defaultdict(list, {"k": [torch.zeros(2)]}),
-    Point(torch.zeros(2), "p"),
-    deque([torch.zeros(2), torch.ones(2)]),
-    {0: torch.zeros(2), (1, 2): torch.ones(2)},
-    torch.zeros(2),
-    [],
+    [torch.zeros(2), {"a": (torch.ones(2), "name")}], (torch.zeros(2), None, 3, []), {"b": torch.zeros(2), "a": {}},
+    OrderedDict(z=torch.zeros(2), a=[torch.ones(2)]), defaultdict(list, {"k": [torch.zeros(2)]}),
+    Point(torch.zeros(2), "p"), deque([torch.zeros(2), torch.ones(2)]), {0: torch.zeros(2), (1, 2): torch.ones(2)},
+    torch.zeros(2), [],
     [tdc.pack([torch.zeros(1), torch.zeros(2)]), TensorDict({"x": {"y": torch.zeros(2)}, "s": Static(1)}, [2])],
-    [Frame(torch.zeros(2, 3), batch_size=[2])],
-    [ObjectArray(["a", "b"])],
-    [[[[torch.zeros(2)]]]],
-]
+    [Frame(torch.zeros(2, 3), batch_size=[2])], [ObjectArray(["a", "b"])], [[[[torch.zeros(2)]]]],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))

@@ -51,14 +51,11 @@ def same(a: Any, b: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "shape", "dtype"),
     [
-        ([[1, 2], [3]], (2, -1), torch.int64),
-        ([[], [3.5], [1]], (3, -1), torch.float32),
-        ([[[1, 2], [3, 4]], [], [[5, 6]]], (3, -1, 2), torch.int64),
-        ([[True], [False, True]], (2, -1), torch.bool),
-        ([[]], (1, -1), torch.float32),
-        (((1,), (2, 3)), (2, -1), torch.int64),
+        ([[1, 2], [3]], (2, -1), torch.int64), ([[], [3.5], [1]], (3, -1), torch.float32),
+        ([[[1, 2], [3, 4]], [], [[5, 6]]], (3, -1, 2), torch.int64), ([[True], [False, True]], (2, -1), torch.bool),
+        ([[]], (1, -1), torch.float32), (((1,), (2, 3)), (2, -1), torch.int64),
     ],
-)
+)  # fmt: skip
 def test_from_list(data: Any, shape: tuple[int, ...], dtype: torch.dtype):
     x = tdc.from_list(data)
     assert x.shape == shape

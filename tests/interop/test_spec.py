@@ -37,19 +37,13 @@ def rich(rows: int = 2) -> TensorDict:
     images = tdc.pack([torch.ones(4, i + 1, 3) for i in range(rows)], ragged_dim=(2, 3))
     return TensorDict(
         {
-            "x": torch.zeros(rows, 3),
-            "n": packed,
-            "m": packed.to_padded(),
-            "images": images,
-            "rects": images.to_padded(),
-            "o": ObjectArray(["a"] * rows),
-            "s": Static("t"),
-            "p": Point(torch.zeros(rows, 2, dtype=torch.int8), batch_size=[rows]),
-            "e": {},
+            "x": torch.zeros(rows, 3), "n": packed, "m": packed.to_padded(), "images": images,
+            "rects": images.to_padded(), "o": ObjectArray(["a"] * rows), "s": Static("t"),
+            "p": Point(torch.zeros(rows, 2, dtype=torch.int8), batch_size=[rows]), "e": {},
             "deep": TensorDict({"y": torch.zeros(rows, 5)}, [rows, 5]),
         },
         [rows],
-    )
+    )  # fmt: skip
 
 
 def test_specs_are_values():

@@ -112,12 +112,9 @@ def test_unflatten_after_flatten(drawn: tuple[list[Tensor], tuple[int, ...]]):
 
 
 ROWWISE: list[Callable[[Any], Any]] = [
-    lambda x: x.neg() if x.dtype != torch.bool else x.logical_not(),
-    lambda x: x * 3 + 1,
-    lambda x: x == 0,
-    lambda x: x.to(torch.float32).exp(),
-    lambda x: torch.where(x > 0, x, 5),
-]
+    lambda x: x.neg() if x.dtype != torch.bool else x.logical_not(), lambda x: x * 3 + 1, lambda x: x == 0,
+    lambda x: x.to(torch.float32).exp(), lambda x: torch.where(x > 0, x, 5),
+]  # fmt: skip
 
 
 @given(rows(), st.sampled_from(ROWWISE))

@@ -24,13 +24,9 @@ from tdc.layout.structure import Structure
 from tdc.testing import forbid
 
 CASES = {
-    "sequences": [[3], [0], [9], [4], [3], [8]],
-    "images": [[7, 5], [2, 2], [7, 5], [3, 9], [6, 6], [9, 3], [2, 1]],
-    "equal": [[4, 4], [2, 8], [4, 4]],
-    "one": [[5]],
-    "empty": [[0, 3], [0, 0]],
-    "none": [],
-}
+    "sequences": [[3], [0], [9], [4], [3], [8]], "images": [[7, 5], [2, 2], [7, 5], [3, 9], [6, 6], [9, 3], [2, 1]],
+    "equal": [[4, 4], [2, 8], [4, 4]], "one": [[5]], "empty": [[0, 3], [0, 0]], "none": [],
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -64,16 +64,11 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 ONCE: dict[str, Callable[[Structure], Any]] = {
-    "lengths": lengths_of,
-    "sizes": sizes_of,
-    "host lengths": lengths_on_host,
-    "int32 offsets": offsets_int32,
-    "row ids": lambda s: row_ids(s, TOTAL),
-    "local ids": lambda s: local_positions(s, TOTAL),
-    "mirrored": lambda s: mirrored(s, TOTAL),
-    "pad index": lambda s: pad_index(s, (3,)),
+    "lengths": lengths_of, "sizes": sizes_of, "host lengths": lengths_on_host, "int32 offsets": offsets_int32,
+    "row ids": lambda s: row_ids(s, TOTAL), "local ids": lambda s: local_positions(s, TOTAL),
+    "mirrored": lambda s: mirrored(s, TOTAL), "pad index": lambda s: pad_index(s, (3,)),
     "pack index": lambda s: pack_index(s, TOTAL, (3,), False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ONCE)

@@ -155,8 +155,5 @@ def tangent(x: Tensor) -> Tensor:
 
 
 CHECKS: dict[str, Callable[..., str]] = {
-    "values": values,
-    "grad": partial(gradients, order=1),
-    "second": partial(gradients, order=2),
-    "forward": tangents,
-}
+    "values": values, "grad": partial(gradients, order=1), "second": partial(gradients, order=2), "forward": tangents,
+}  # fmt: skip

@@ -25,19 +25,8 @@ from torch.utils import _pytree as pytree
 import tdc
 
 DIMS = (
-    "dim",
-    "dims",
-    "axis",
-    "dim0",
-    "dim1",
-    "dim2",
-    "axis0",
-    "axis1",
-    "start_dim",
-    "end_dim",
-    "source",
-    "destination",
-)
+    "dim", "dims", "axis", "dim0", "dim1", "dim2", "axis0", "axis1", "start_dim", "end_dim", "source", "destination",
+)  # fmt: skip
 SIZES = {"reshape": "shape", "view": "size", "expand": "size", "broadcast_to": "size", "unsafe_view": "size"}
 ORDERS = {"permute": "dims", "permute_copy": "dims"}
 REPEATS = {"repeat": "repeats", "tile": "dims"}

@@ -41,22 +41,18 @@ HALF, WHOLE = torch.float16, torch.float32
 GPU = Call("cuda", HALF, (64, 64), flash_head=192, efficient=True, fuses=True)
 
 CHOICES: dict[str, tuple[Call, str]] = {
-    "CPU": (Call("cpu", WHOLE, (64, 64)), "rows"),
-    "CPU, mask": (Call("cpu", WHOLE, (64, 64), masked=True), "rows"),
+    "CPU": (Call("cpu", WHOLE, (64, 64)), "rows"), "CPU, mask": (Call("cpu", WHOLE, (64, 64), masked=True), "rows"),
     "CPU, mask that learns": (Call("cpu", WHOLE, (64, 64), masked=True, learns=True), "weights"),
     "CPU, score_mod": (Call("cpu", WHOLE, (64, 64), score_mod=True), "padded"),
     "CPU, score_mod and dropout": (Call("cpu", WHOLE, (64, 64), score_mod=True, dropout=True), "padded"),
     "CPU, score_mod in a direction": (Call("cpu", WHOLE, (64, 64), score_mod=True, moves=True), "padded"),
     "CPU, dropout": (Call("cpu", WHOLE, (64, 64), dropout=True), "weights"),
     "CPU, other size of values": (Call("cpu", WHOLE, (64, 32)), "weights"),
-    "another device": (GPU._replace(device="mps"), "padded"),
-    "half": (GPU, "flash"),
+    "another device": (GPU._replace(device="mps"), "padded"), "half": (GPU, "flash"),
     "half outside a graph": (GPU._replace(fuses=False), "flash"),
-    "bfloat16": (GPU._replace(dtype=torch.bfloat16), "flash"),
-    "half, causal": (GPU._replace(causal=True), "flash"),
+    "bfloat16": (GPU._replace(dtype=torch.bfloat16), "flash"), "half, causal": (GPU._replace(causal=True), "flash"),
     "half, other rows": (GPU._replace(same_rows=False), "flash"),
-    "half, dropout": (GPU._replace(dropout=True), "flash"),
-    "half, window": (GPU._replace(windowed=True), "flash"),
+    "half, dropout": (GPU._replace(dropout=True), "flash"), "half, window": (GPU._replace(windowed=True), "flash"),
     "half, window, other rows": (GPU._replace(windowed=True, same_rows=False), "efficient"),
     "half, causal, other rows": (GPU._replace(causal=True, same_rows=False), "efficient"),
     "half, score_mod": (GPU._replace(score_mod=True), "flex"),
@@ -80,7 +76,7 @@ CHOICES: dict[str, tuple[Call, str]] = {
     "float32, score_mod, huge head": (GPU._replace(dtype=WHOLE, score_mod=True, sizes=(512, 512)), "padded"),
     "float32, huge head": (GPU._replace(dtype=WHOLE, sizes=(512, 512)), "efficient"),
     "float64": (GPU._replace(dtype=torch.float64), "padded"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHOICES)

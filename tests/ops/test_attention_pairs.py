@@ -154,14 +154,11 @@ def ragged(parts: list[NestedTensor], heads: int | None) -> NestedTensor:
 
 
 MASKS: dict[str, Callable[[list[NestedTensor]], Any]] = {
-    "added": lambda parts: MASK,
-    "bool of heads": lambda parts: KEEP,
-    "of queries": lambda parts: KEEP[0, :, :1],
+    "added": lambda parts: MASK, "bool of heads": lambda parts: KEEP, "of queries": lambda parts: KEEP[0, :, :1],
     "of keys": lambda parts: KEEP[0, :1],
     "of rows": lambda parts: torch.stack([KEEP[:1] ^ bool(i % 2) for i in range(len(parts[0]))]),
-    "ragged": lambda parts: ragged(parts, None),
-    "ragged of heads": lambda parts: ragged(parts, H),
-}
+    "ragged": lambda parts: ragged(parts, None), "ragged of heads": lambda parts: ragged(parts, H),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASKS)

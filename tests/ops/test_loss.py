@@ -230,13 +230,9 @@ def test_ctc_loss_of_half_precision_under_autocast(kind: str):
 
 
 BROADCAST: Any = [
-    F.mse_loss,
-    F.l1_loss,
-    F.huber_loss,
-    F.kl_div,
-    F.poisson_nll_loss,
+    F.mse_loss, F.l1_loss, F.huber_loss, F.kl_div, F.poisson_nll_loss,
     lambda x, y, **kw: F.gaussian_nll_loss(x, y, 0.5, **kw),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])

@@ -62,12 +62,9 @@ def check(fn: Callable[[Any], Any], ragged: tuple[int, ...], others: list[Tensor
 
 BOTH = pytest.mark.parametrize("ragged", [(0, 1), (0,), (1,)], ids=["both", "first", "last"])
 CONVS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "padded": {"padding": 1},
-    "stride": {"stride": 2, "padding": 1, "groups": 2},
-    "dilated": {"stride": (1, 2), "padding": (0, 1), "dilation": (2, 1)},
-    "same": {"padding": "same"},
-}
+    "plain": {}, "padded": {"padding": 1}, "stride": {"stride": 2, "padding": 1, "groups": 2},
+    "dilated": {"stride": (1, 2), "padding": (0, 1), "dilation": (2, 1)}, "same": {"padding": "same"},
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -18,16 +18,8 @@ from tdc import IndexingError, ShapeError
 S = slice
 LENGTHS = (3, 2, 4)
 PARTS = [
-    S(None),
-    S(None, 1),
-    S(1, None),
-    S(None, None, -1),
-    S(-2, None, 2),
-    0,
-    -1,
-    [0, 1],
-    [[0, 1], [1, 0]],
-]
+    S(None), S(None, 1), S(1, None), S(None, None, -1), S(-2, None, 2), 0, -1, [0, 1], [[0, 1], [1, 0]],
+]  # fmt: skip
 
 
 def rows_of(*sizes: Any, lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:

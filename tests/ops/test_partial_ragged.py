@@ -45,18 +45,13 @@ def test_volumes(dims: tuple[int, ...], padded: bool):
 
 
 KEEPING = {
-    "sort": lambda x, d: x.sort(dim=d, descending=True, stable=True),
-    "argsort": lambda x, d: torch.argsort(x, dim=d),
-    "flip": lambda x, d: x.flip(d),
-    "flip, two": lambda x, d: x.flip((d, -1)),
-    "roll": lambda x, d: x.roll((2, 1), (d, -1)),
-    "diff": lambda x, d: x.diff(dim=d),
-    "diff, twice": lambda x, d: torch.diff(x, 2, d),
-    "normalize": lambda x, d: F.normalize(x, dim=d),
-    "cumsum": lambda x, d: x.cumsum(d),
-    "softmax": lambda x, d: x.softmax(d),
+    "sort": lambda x, d: x.sort(dim=d, descending=True, stable=True), "argsort": lambda x, d: torch.argsort(x, dim=d),
+    "flip": lambda x, d: x.flip(d), "flip, two": lambda x, d: x.flip((d, -1)),
+    "roll": lambda x, d: x.roll((2, 1), (d, -1)), "diff": lambda x, d: x.diff(dim=d),
+    "diff, twice": lambda x, d: torch.diff(x, 2, d), "normalize": lambda x, d: F.normalize(x, dim=d),
+    "cumsum": lambda x, d: x.cumsum(d), "softmax": lambda x, d: x.softmax(d),
     "cumulative_trapezoid": lambda x, d: torch.cumulative_trapezoid(x, dim=d, dx=0.5),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -192,11 +192,8 @@ def test_a_bound_of_the_length_changes_nothing():
     x = packed(ROWS)
     wide, none = [packed(ROWS, max_length=n) for n in (9, None)]
     ops: list[Any] = [
-        lambda y: y.cumsum(1),
-        lambda y: y.sort(1).values,
-        lambda y: y.diff(dim=1),
-        lambda y: F.softmin(y, 1),
-    ]
+        lambda y: y.cumsum(1), lambda y: y.sort(1).values, lambda y: y.diff(dim=1), lambda y: F.softmin(y, 1),
+    ]  # fmt: skip
     for op in ops:
         expected = op(x).values
         assert torch.equal(op(wide).values, expected)

@@ -19,34 +19,26 @@ from tdc.compile import counted
 ROWS = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (4, 2, 6)]
 NAN = float("nan")
 OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
-    "addcmul": lambda a, b: torch.addcmul(a, b, b),
-    "bilinear": lambda a, b: F.bilinear(a, b, torch.ones(2, 3, 3)),
+    "addcmul": lambda a, b: torch.addcmul(a, b, b), "bilinear": lambda a, b: F.bilinear(a, b, torch.ones(2, 3, 3)),
     "binary_cross_entropy": lambda a, b: F.binary_cross_entropy_with_logits(a, (b > 0).float()),
-    "cat": lambda a, b: torch.cat([a, b], 2),
-    "cdist": lambda a, b: torch.cdist(a, b).sum((1, 2)),
-    "clamp": lambda a, b: a.clamp(min=b),
-    "cosine_similarity": lambda a, b: F.cosine_similarity(a, b, dim=2),
+    "cat": lambda a, b: torch.cat([a, b], 2), "cdist": lambda a, b: torch.cdist(a, b).sum((1, 2)),
+    "clamp": lambda a, b: a.clamp(min=b), "cosine_similarity": lambda a, b: F.cosine_similarity(a, b, dim=2),
     "cross_entropy": lambda a, b: F.cross_entropy(a, b.argmax(2), reduction="none"),
     "einsum": lambda a, b: torch.einsum("bld,ble->bde", a, b),
     "einsum of pairs": lambda a, b: torch.einsum("bld,bmd->blm", a, b).sum((1, 2)),
-    "fewer dims": lambda a, b: a * b[:, :, 0].unsqueeze(2),
-    "gather": lambda a, b: a.gather(2, b.argsort(2)),
+    "fewer dims": lambda a, b: a * b[:, :, 0].unsqueeze(2), "gather": lambda a, b: a.gather(2, b.argsort(2)),
     "gather along the ragged dim": lambda a, b: a.gather(1, torch.zeros_like(b, dtype=torch.int64)),
-    "greater": lambda a, b: (a > b).sum(1),
-    "index": lambda a, b: a[b > 0],
+    "greater": lambda a, b: (a > b).sum(1), "index": lambda a, b: a[b > 0],
     "index_put": lambda a, b: torch.index_put(a, (b > 0,), torch.tensor(0.0)),
     "kl_div": lambda a, b: F.kl_div(a, b.sigmoid(), reduction="sum"),
-    "masked_fill": lambda a, b: a.masked_fill(b > 0, 0),
-    "matmul": lambda a, b: a.transpose(1, 2) @ b,
-    "mse_loss": lambda a, b: F.mse_loss(a, b),
-    "pairs": lambda a, b: (a[:, :, None, 0] * b[:, None, :, 0]).sum((1, 2)),
+    "masked_fill": lambda a, b: a.masked_fill(b > 0, 0), "matmul": lambda a, b: a.transpose(1, 2) @ b,
+    "mse_loss": lambda a, b: F.mse_loss(a, b), "pairs": lambda a, b: (a[:, :, None, 0] * b[:, None, :, 0]).sum((1, 2)),
     "scaled_dot_product_attention": lambda a, b: F.scaled_dot_product_attention(a, a, b),
     "scatter_add": lambda a, b: a.scatter_add(1, torch.zeros_like(b, dtype=torch.int64), b),
-    "stack": lambda a, b: torch.stack([a, b], 2),
-    "sub": lambda a, b: a - b,
+    "stack": lambda a, b: torch.stack([a, b], 2), "sub": lambda a, b: a - b,
     "triplet_margin_loss": lambda a, b: F.triplet_margin_loss(a, b, b + 1),
     "where": lambda a, b: torch.where(a > 0, a, b),
-}
+}  # fmt: skip
 
 
 def packed(x: Any) -> Any:

@@ -99,18 +99,9 @@ PAIRS: dict[str, Pair] = {
     ),
 }
 ONE_EACH = [
-    "sgd_dampened",
-    "adam_decay",
-    "adamw",
-    "lion_decay",
-    "adam_amsgrad",
-    "nadam",
-    "radam",
-    "rmsprop_centered",
-    "adafactor",
-    "lamb",
-    "schedule_free_adamw",
-]
+    "sgd_dampened", "adam_decay", "adamw", "lion_decay", "adam_amsgrad", "nadam", "radam", "rmsprop_centered",
+    "adafactor", "lamb", "schedule_free_adamw",
+]  # fmt: skip
 REAL_ONLY = {papers.Lion, papers.Lamb, papers.ScheduleFreeAdamW, torch.optim.Adafactor}
 ROUGH = defaultdict(lambda: 1e-12, nadam=1e-6, nadam_decoupled=1e-6)  # torch keeps a product in float32
 

@@ -18,14 +18,10 @@ from tdc.compile import counted
 T = torch.tensor
 NAN = float("nan")
 SHAPES: dict[str, tuple[list[tuple[int, ...]], Any]] = {
-    "flat": ([(2,), (0,), (3,)], 1),
-    "one position": ([(1,), (0,)], 1),
-    "features": ([(2, 4), (0, 4), (3, 4)], 1),
-    "second": ([(2, 2, 4), (2, 0, 4), (2, 3, 4)], 2),
-    "two": ([(2, 3, 2), (0, 2, 2), (3, 1, 2)], (1, 2)),
-    "two behind": ([(2, 2, 3), (2, 0, 2), (2, 3, 1)], (2, 3)),
-    "three": ([(1, 2, 3), (2, 1, 1), (2, 0, 2)], (1, 2, 3)),
-}
+    "flat": ([(2,), (0,), (3,)], 1), "one position": ([(1,), (0,)], 1), "features": ([(2, 4), (0, 4), (3, 4)], 1),
+    "second": ([(2, 2, 4), (2, 0, 4), (2, 3, 4)], 2), "two": ([(2, 3, 2), (0, 2, 2), (3, 1, 2)], (1, 2)),
+    "two behind": ([(2, 2, 3), (2, 0, 2), (2, 3, 1)], (2, 3)), "three": ([(1, 2, 3), (2, 1, 1), (2, 0, 2)], (1, 2, 3)),
+}  # fmt: skip
 
 
 def batch(layout: str, **kwargs: Any) -> tuple[NestedTensor, list[Tensor]]:

@@ -159,16 +159,11 @@ def test_constructor_checks(args: Any, kwargs: Any, error: type[Exception], text
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x: x.sum(1),
-        lambda x: x.mean(1),
-        lambda x: x.amax(1),
-        lambda x: x.sum(),
-        lambda x: (x * 2 + 1).relu().sum(),
-        lambda x: x.to_packed().values,
-        lambda x: torch.stack([r.sum() for r in x]),
+        lambda x: x.sum(1), lambda x: x.mean(1), lambda x: x.amax(1), lambda x: x.sum(),
+        lambda x: (x * 2 + 1).relu().sum(), lambda x: x.to_packed().values, lambda x: torch.stack([r.sum() for r in x]),
         lambda x: x[[0, 2]].sum(1),
     ],
-)
+)  # fmt: skip
 def test_padding_reaches_neither_results_nor_gradients(fn: Callable[[MaskedBatch], Tensor]):
     x, _ = padded(3)
     results = []

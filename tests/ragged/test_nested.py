@@ -24,15 +24,12 @@ def rows_of(layout: str) -> list[Tensor]:
     """Examples of one layout; the second has no element."""
     g = torch.Generator().manual_seed(1)
     shapes = {
-        "flat": [(n,) for n in (2, 0, 3, 1)],
-        "features": [(n, 4) for n in (2, 0, 3, 1)],
-        "second": [(3, n, 4) for n in (2, 0, 3, 1)],
-        "last": [(4, n) for n in (2, 0, 3, 1)],
-        "long": [(n, 4) for n in (2, 4, 3, 2)],
-        "one": [(3, 4)],
+        "flat": [(n,) for n in (2, 0, 3, 1)], "features": [(n, 4) for n in (2, 0, 3, 1)],
+        "second": [(3, n, 4) for n in (2, 0, 3, 1)], "last": [(4, n) for n in (2, 0, 3, 1)],
+        "long": [(n, 4) for n in (2, 4, 3, 2)], "one": [(3, 4)],
         "two": [(h, w, 4) for h, w in ((2, 3), (0, 4), (5, 1), (1, 1))],
         "two behind": [(3, h, w) for h, w in ((2, 3), (0, 4), (5, 1), (1, 1))],
-    }[layout]
+    }[layout]  # fmt: skip
     return [torch.randn(shape, generator=g) for shape in shapes]
 
 

@@ -100,14 +100,10 @@ def test_the_longest_sizes_stay_known():
 
 
 INDICES = {
-    "crop": lambda x: x[:, :, 1:3, :-1],
-    "line": lambda x: x[:, :, 0],
-    "column": lambda x: x[:, :, :, -1],
-    "positions": lambda x: x[:, :, :, [0, -1]],
-    "mirror": lambda x: x[:, :, ::-1, ::2],
-    "pixel": lambda x: x[:, 0, 0, 0],
-    "part": lambda x: x.chunk(2, 3)[0],
-}
+    "crop": lambda x: x[:, :, 1:3, :-1], "line": lambda x: x[:, :, 0], "column": lambda x: x[:, :, :, -1],
+    "positions": lambda x: x[:, :, :, [0, -1]], "mirror": lambda x: x[:, :, ::-1, ::2],
+    "pixel": lambda x: x[:, 0, 0, 0], "part": lambda x: x.chunk(2, 3)[0],
+}  # fmt: skip
 BATCHES = (((3, 4), (2, 2)), ((5, 4), (2, 6), (3, 3)), ((2, 3), (7, 2), (3, 3), (4, 4)))
 
 

@@ -185,15 +185,12 @@ class TestIndex:
     @pytest.mark.parametrize(
         ("index", "error", "text"),
         [
-            (4, tdc.IndexingError, "one of 4 rows, got 4"),
-            ((slice(None), 0), tdc.IndexingError, "a shorter row"),
-            ((slice(None), None), tdc.IndexingError, "got :, None"),
-            ((..., ...), tdc.IndexingError, "2 times"),
-            ("text", tdc.IndexingError, "got str"),
-            (torch.ones(3, dtype=torch.bool), tdc.TdcError, "index"),
+            (4, tdc.IndexingError, "one of 4 rows, got 4"), ((slice(None), 0), tdc.IndexingError, "a shorter row"),
+            ((slice(None), None), tdc.IndexingError, "got :, None"), ((..., ...), tdc.IndexingError, "2 times"),
+            ("text", tdc.IndexingError, "got str"), (torch.ones(3, dtype=torch.bool), tdc.TdcError, "index"),
             ((0, 0, 0, 0, 0), tdc.TdcError, "index"),
         ],
-    )
+    )  # fmt: skip
     def test_refuses(self, docs: Any, index: Any, error: Any, text: str):
         with pytest.raises(error, match=text):
             batch(docs)[index]

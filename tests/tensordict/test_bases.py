@@ -41,18 +41,13 @@ class Normed(tdc.TensorClass):
 
 
 STAYING: dict[str, Callable[[Any], Any]] = {
-    "index": lambda x: x[0],
-    "slice": lambda x: x[1:],
-    "map": lambda x: x.apply(torch.sin),
+    "index": lambda x: x[0], "slice": lambda x: x[1:], "map": lambda x: x.apply(torch.sin),
     "tree_map": lambda x: pytree.tree_map(lambda leaf: leaf + 1, x),
-    "tdc.map": lambda x: tdc.map(lambda part: part, x, chunksize=1),
-    "replace": lambda x: x.replace(name="z"),
-    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
-    "stack": lambda x: torch.stack([x, x]),
-    "vmap": lambda x: torch.vmap(lambda row: row * 2)(x),
-    "back": lambda x: type(x).from_tensordict(x.to_tensordict()),
+    "tdc.map": lambda x: tdc.map(lambda part: part, x, chunksize=1), "replace": lambda x: x.replace(name="z"),
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)), "stack": lambda x: torch.stack([x, x]),
+    "vmap": lambda x: torch.vmap(lambda row: row * 2)(x), "back": lambda x: type(x).from_tensordict(x.to_tensordict()),
     "graph": lambda x: torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)(x),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("op", STAYING.values(), ids=STAYING.keys())

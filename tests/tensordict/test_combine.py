@@ -23,15 +23,9 @@ class Point:
 def tree() -> TensorDict:
     n = tdc.pack([torch.ones(2, 4), torch.ones(1, 4)])
     entries = {
-        "x": torch.arange(6.0).view(2, 3),
-        "y": torch.ones(2, 1),
-        "n": n,
-        "k": n.with_values(torch.zeros(3, 1)),
-        "b": {"z": torch.arange(2)},
-        "s": Static("q"),
-        "e": {},
-        "o": ObjectArray(["a", "b"]),
-    }
+        "x": torch.arange(6.0).view(2, 3), "y": torch.ones(2, 1), "n": n, "k": n.with_values(torch.zeros(3, 1)),
+        "b": {"z": torch.arange(2)}, "s": Static("q"), "e": {}, "o": ObjectArray(["a", "b"]),
+    }  # fmt: skip
     return TensorDict(entries, [2])
 
 

@@ -23,14 +23,11 @@ class TestTensorDict(TestCase):
     def test_rfc_first_print(self):
         data = TensorDict(
             {
-                "tensor": torch.zeros(3),
-                "from_np": np.zeros((3,)),
-                "from_int": 1,
-                "from_list": [[1, 2, 3]],
+                "tensor": torch.zeros(3), "from_np": np.zeros((3,)), "from_int": 1, "from_list": [[1, 2, 3]],
                 "from_dict": {"a": 1},
             },
             batch_size=[],
-        )
+        )  # fmt: skip
         self.assertExpectedInline(
             repr(data),
             """\

@@ -103,11 +103,8 @@ def test_apply_may_make_nodes_of_leaves():
     assert isinstance(out["a"], TensorDict)
     assert out["n", "e"].is_empty()
     assert td.apply_with_path(lambda path, x: None if path == "a" else x).keys(True) == (
-        "n",
-        ("n", "b"),
-        ("n", "e"),
-        "s",
-    )
+        "n", ("n", "b"), ("n", "e"), "s",
+    )  # fmt: skip
 
 
 def test_apply_with_a_default():

@@ -105,14 +105,9 @@ def over_batch(x: Tensor, leaf: Tensor) -> Tensor:
 
 
 COPIES: list[Callable[[Any], Any]] = [
-    lambda td: pickle.loads(pickle.dumps(td)),
-    copy.deepcopy,
-    torch.clone,
-    lambda td: pytree.tree_map(torch.clone, td),
-    lambda td: TensorDict(td, td.batch_size),
-    lambda td: td.apply(lambda x: x),
-    lambda td: td.mutate().finish(),
-]
+    lambda td: pickle.loads(pickle.dumps(td)), copy.deepcopy, torch.clone, lambda td: pytree.tree_map(torch.clone, td),
+    lambda td: TensorDict(td, td.batch_size), lambda td: td.apply(lambda x: x), lambda td: td.mutate().finish(),
+]  # fmt: skip
 PARTS: list[Callable[[Any, int], Any]] = [
     lambda x, d: x.unbind(d)[-1],
     lambda x, d: x.split(2, d)[0],
@@ -120,15 +115,9 @@ PARTS: list[Callable[[Any, int], Any]] = [
     lambda x, d: x.split([1, x.shape[d] - 1], d)[1],
 ]
 POINTWISE: list[Callable[[Any], Any]] = [
-    lambda x: x * 2 - 1,
-    lambda x: -x,
-    lambda x: 3 - x,
-    lambda x: x.clamp(-5, 5),
-    lambda x: abs(x) % 7,
-    lambda x: (x > 0).to(torch.float64),
-    lambda x: torch.maximum(x, x * -1),
-    lambda x: torch.where(x > 1, x, x * 0),
-]
+    lambda x: x * 2 - 1, lambda x: -x, lambda x: 3 - x, lambda x: x.clamp(-5, 5), lambda x: abs(x) % 7,
+    lambda x: (x > 0).to(torch.float64), lambda x: torch.maximum(x, x * -1), lambda x: torch.where(x > 1, x, x * 0),
+]  # fmt: skip
 
 
 # -- operations: each takes a state and gives the next, or None where it does not apply

@@ -61,26 +61,18 @@ def test_static_compares_by_type_and_value():
 
 
 KEEPING: dict[str, Callable[[TensorDict], Any]] = {
-    "index": lambda td: td[0],
-    "mask": lambda td: td[torch.tensor([True, False, True])],
-    "stack": lambda td: torch.stack([td, td]),
-    "cat": lambda td: torch.cat([td, td + 1]),
-    "unbind": lambda td: td.unbind()[1],
-    "reshape": lambda td: td.reshape(3, 1),
-    "arithmetic": lambda td: td * 2 + td,
-    "reduction": lambda td: td.sum(0),
-    "where": lambda td: torch.where(torch.tensor([True, False, True]), td, td + 1),
-    "apply": lambda td: td.apply(torch.neg),
-    "apply with others": lambda td: td.apply(torch.add, td),
-    "to": lambda td: td.to(torch.float64),
-    "at": lambda td: td.at[0].set(1),
-    "set": lambda td: td.set("new", torch.zeros(3)),
-    "select": lambda td: td.select("meta"),
+    "index": lambda td: td[0], "mask": lambda td: td[torch.tensor([True, False, True])],
+    "stack": lambda td: torch.stack([td, td]), "cat": lambda td: torch.cat([td, td + 1]),
+    "unbind": lambda td: td.unbind()[1], "reshape": lambda td: td.reshape(3, 1), "arithmetic": lambda td: td * 2 + td,
+    "reduction": lambda td: td.sum(0), "where": lambda td: torch.where(torch.tensor([True, False, True]), td, td + 1),
+    "apply": lambda td: td.apply(torch.neg), "apply with others": lambda td: td.apply(torch.add, td),
+    "to": lambda td: td.to(torch.float64), "at": lambda td: td.at[0].set(1),
+    "set": lambda td: td.set("new", torch.zeros(3)), "select": lambda td: td.select("meta"),
     "flatten_keys": lambda td: td.flatten_keys().unflatten_keys(),
     "vmap": lambda td: torch.vmap(lambda row: row + 1)(td),
     "torch tree_map": lambda td: pytree.tree_map(lambda x: x + 1, td),
     "optree tree_map": lambda td: optree.tree_map(lambda x: x + 1, td),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("op", KEEPING.values(), ids=KEEPING.keys())
@@ -192,36 +184,21 @@ def letters() -> TensorDict:
 
 
 MOVING: dict[str, Callable[[Any], Any]] = {
-    "int": lambda x: x[1],
-    "slice": lambda x: x[1:],
-    "pair": lambda x: x[2, 0],
-    "ellipsis": lambda x: x[..., 1],
-    "None": lambda x: x[None],
-    "list": lambda x: x[[2, 0, 2]],
-    "tensor": lambda x: x[torch.tensor([[0, 1], [2, 2]])],
+    "int": lambda x: x[1], "slice": lambda x: x[1:], "pair": lambda x: x[2, 0], "ellipsis": lambda x: x[..., 1],
+    "None": lambda x: x[None], "list": lambda x: x[[2, 0, 2]], "tensor": lambda x: x[torch.tensor([[0, 1], [2, 2]])],
     "mask": lambda x: x[torch.tensor([True, False, True])],
     "mask over all": lambda x: x[torch.tensor([[True, False], [False, False], [True, True]])],
-    "reshape": lambda x: x.reshape(2, -1),
-    "view": lambda x: x.view(6),
-    "permute": lambda x: x.permute(1, 0),
-    "transpose": lambda x: x.transpose(0, 1),
-    "flatten": lambda x: x.flatten(),
-    "unflatten": lambda x: x.unflatten(1, (1, 2)),
-    "unsqueeze": lambda x: x.unsqueeze(-1),
-    "squeeze": lambda x: x[:, :1].squeeze(1),
-    "expand": lambda x: x.expand(2, 3, 2),
-    "repeat": lambda x: x.repeat(2, 1),
-    "flip": lambda x: x.flip(0),
-    "roll": lambda x: x.roll(1, 0),
+    "reshape": lambda x: x.reshape(2, -1), "view": lambda x: x.view(6), "permute": lambda x: x.permute(1, 0),
+    "transpose": lambda x: x.transpose(0, 1), "flatten": lambda x: x.flatten(),
+    "unflatten": lambda x: x.unflatten(1, (1, 2)), "unsqueeze": lambda x: x.unsqueeze(-1),
+    "squeeze": lambda x: x[:, :1].squeeze(1), "expand": lambda x: x.expand(2, 3, 2), "repeat": lambda x: x.repeat(2, 1),
+    "flip": lambda x: x.flip(0), "roll": lambda x: x.roll(1, 0),
     "index_select": lambda x: x.index_select(0, torch.tensor([2, 2])),
-    "gather": lambda x: x.gather(0, torch.tensor([[0, 2]])),
-    "unbind": lambda x: x.unbind(1)[1],
-    "split": lambda x: x.split(2)[0],
-    "chunk": lambda x: x.chunk(2)[1],
-    "stack": lambda x: torch.stack([x, x.flip(0)], 1),
-    "cat": lambda x: torch.cat([x, x[:1]]),
+    "gather": lambda x: x.gather(0, torch.tensor([[0, 2]])), "unbind": lambda x: x.unbind(1)[1],
+    "split": lambda x: x.split(2)[0], "chunk": lambda x: x.chunk(2)[1],
+    "stack": lambda x: torch.stack([x, x.flip(0)], 1), "cat": lambda x: torch.cat([x, x[:1]]),
     "clone": lambda x: x.clone(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("op", MOVING.values(), ids=MOVING.keys())

@@ -54,15 +54,11 @@ def test_reads_and_writes_as_an_int(index: str, place: int):
 
 
 GRAPHS: dict[str, Callable[[Any, Tensor], Any]] = {
-    "read": lambda td, i: td[i],
-    "read behind": lambda td, i: td[:, i],
-    "read part": lambda td, i: td[i, 1:],
-    "set": lambda td, i: td.at[i].set(1),
-    "add": lambda td, i: td.at[:, i].add(td[:, 0]),
-    "apply": lambda td, i: td.at[i].apply(lambda x: x * 2),
-    "buffer": lambda td, i: tdc.copy_(td, td[0] * 3, i),
+    "read": lambda td, i: td[i], "read behind": lambda td, i: td[:, i], "read part": lambda td, i: td[i, 1:],
+    "set": lambda td, i: td.at[i].set(1), "add": lambda td, i: td.at[:, i].add(td[:, 0]),
+    "apply": lambda td, i: td.at[i].apply(lambda x: x * 2), "buffer": lambda td, i: tdc.copy_(td, td[0] * 3, i),
     "cache": lambda td, i: tdc.copy_(td["x"], td["x"][:, 0] * 3, (ALL, i)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.cases(5)

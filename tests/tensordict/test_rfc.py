@@ -24,14 +24,11 @@ from tdc import KeyPathError, Static, TensorDict
 def example() -> TensorDict:
     return TensorDict(
         {
-            "tensor": torch.zeros(3),
-            "from_np": np.zeros((3,)),
-            "from_int": 1,
-            "from_list": [[1, 2, 3]],
+            "tensor": torch.zeros(3), "from_np": np.zeros((3,)), "from_int": 1, "from_list": [[1, 2, 3]],
             "from_dict": {"a": 1},
         },
         batch_size=[],
-    )
+    )  # fmt: skip
 
 
 class TestPrinting(TestCase):
@@ -119,18 +116,13 @@ def test_nested_tensors_take_arithmetic_and_joining():
 
 
 BATCH_OPS: dict[str, tuple[Any, list[int]]] = {
-    "reshape": (lambda td: td.reshape(2), [2]),
-    "reshape to two dims": (lambda td: td.reshape(2, 1), [2, 1]),
-    "unsqueeze": (lambda td: td.unsqueeze(0), [1, 2]),
-    "None": (lambda td: td[None], [1, 2]),
-    "flip": (lambda td: td.flip(0), [2]),
-    "gather": (lambda td: td.gather(0, torch.tensor([1, 0, 0])), [3]),
-    "stack": (lambda td: torch.stack([td, td]), [2, 2]),
-    "expand": (lambda td: td.expand(3, 2), [3, 2]),
-    "repeat": (lambda td: td.repeat(2), [4]),
-    "roll": (lambda td: td.roll(1, 0), [2]),
+    "reshape": (lambda td: td.reshape(2), [2]), "reshape to two dims": (lambda td: td.reshape(2, 1), [2, 1]),
+    "unsqueeze": (lambda td: td.unsqueeze(0), [1, 2]), "None": (lambda td: td[None], [1, 2]),
+    "flip": (lambda td: td.flip(0), [2]), "gather": (lambda td: td.gather(0, torch.tensor([1, 0, 0])), [3]),
+    "stack": (lambda td: torch.stack([td, td]), [2, 2]), "expand": (lambda td: td.expand(3, 2), [3, 2]),
+    "repeat": (lambda td: td.repeat(2), [4]), "roll": (lambda td: td.roll(1, 0), [2]),
     "clone": (lambda td: td.clone(), [2]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "size"), BATCH_OPS.values(), ids=BATCH_OPS)

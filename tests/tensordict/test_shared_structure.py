@@ -17,23 +17,14 @@ from tdc.compile._torch.tracing import is_assertion
 ROWS = [torch.arange(2.0 * n).view(n, 2) + 10 * n for n in (2, 3, 1, 4)]
 MASK = torch.tensor([True, False, True, True])
 MOVES: dict[str, Callable[[Any], Any]] = {
-    "rows": lambda td: td[torch.tensor([2, 0, -1])],
-    "list": lambda td: td[[1, 1]],
-    "slice": lambda td: td[1:],
-    "steps": lambda td: td[::2],
-    "mask": lambda td: td[MASK],
-    "new dim": lambda td: td[None],
-    "cat": lambda td: torch.cat([td, td[1:]]),
-    "stack": lambda td: torch.stack([td, td * 2]),
+    "rows": lambda td: td[torch.tensor([2, 0, -1])], "list": lambda td: td[[1, 1]], "slice": lambda td: td[1:],
+    "steps": lambda td: td[::2], "mask": lambda td: td[MASK], "new dim": lambda td: td[None],
+    "cat": lambda td: torch.cat([td, td[1:]]), "stack": lambda td: torch.stack([td, td * 2]),
     "index_select": lambda td: td.index_select(0, torch.tensor([2, 0])),
-    "gather": lambda td: td.gather(0, torch.tensor([2, 0])),
-    "masked_select": lambda td: td.masked_select(MASK),
-    "chunk": lambda td: td.chunk(2)[1],
-    "split": lambda td: td.split([3, 1])[0],
-    "roll": lambda td: td.roll(1, 0),
-    "flip": lambda td: td.flip(0),
-    "repeat": lambda td: td.repeat(2),
-}
+    "gather": lambda td: td.gather(0, torch.tensor([2, 0])), "masked_select": lambda td: td.masked_select(MASK),
+    "chunk": lambda td: td.chunk(2)[1], "split": lambda td: td.split([3, 1])[0], "roll": lambda td: td.roll(1, 0),
+    "flip": lambda td: td.flip(0), "repeat": lambda td: td.repeat(2),
+}  # fmt: skip
 
 
 def together(kind: str = "nested", leaves: int = 2) -> Any:

@@ -263,32 +263,18 @@ def test_inherits_from_a_protocol_and_an_abstract_class():
 
 
 KEEPING: dict[str, Callable[[Any], Any]] = {
-    "index": lambda x: x[0],
-    "slice": lambda x: x[1:],
-    "mask": lambda x: x[torch.tensor([True, False, True])],
-    "list": lambda x: x[[2, 0]],
-    "stack": lambda x: torch.stack([x, x], 1),
-    "cat": lambda x: torch.cat([x, x]),
-    "unbind": lambda x: x.unbind(0)[1],
-    "split": lambda x: x.split(2)[0],
-    "reshape": lambda x: x.reshape(3, 1),
-    "unsqueeze": lambda x: x.unsqueeze(0),
-    "expand": lambda x: x.expand(2, 3),
-    "arithmetic": lambda x: x * 2 + x,
-    "comparison": lambda x: x == x,
-    "reduction": lambda x: x.sum(0),
-    "to": lambda x: x.to(torch.float64),
-    "apply": lambda x: x.apply(torch.sin),
-    "at": lambda x: x.at[0].set(0),
-    "clone": lambda x: x.clone(),
+    "index": lambda x: x[0], "slice": lambda x: x[1:], "mask": lambda x: x[torch.tensor([True, False, True])],
+    "list": lambda x: x[[2, 0]], "stack": lambda x: torch.stack([x, x], 1), "cat": lambda x: torch.cat([x, x]),
+    "unbind": lambda x: x.unbind(0)[1], "split": lambda x: x.split(2)[0], "reshape": lambda x: x.reshape(3, 1),
+    "unsqueeze": lambda x: x.unsqueeze(0), "expand": lambda x: x.expand(2, 3), "arithmetic": lambda x: x * 2 + x,
+    "comparison": lambda x: x == x, "reduction": lambda x: x.sum(0), "to": lambda x: x.to(torch.float64),
+    "apply": lambda x: x.apply(torch.sin), "at": lambda x: x.at[0].set(0), "clone": lambda x: x.clone(),
     "vmap": lambda x: torch.vmap(lambda row: row * 2)(x),
     "torch tree_map": lambda x: pytree.tree_map(lambda leaf: leaf + 1, x),
     "optree tree_map": lambda x: optree.tree_map(lambda leaf: leaf + 1, x),
     "grad": lambda x: torch.func.grad(lambda x: (x.w * x.td["p"].norm()).sum())(x),
-    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
-    "deepcopy": copy.deepcopy,
-    "copy": copy.copy,
-}
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy,
+}  # fmt: skip
 
 
 def typed(out: Any) -> None:

@@ -46,26 +46,16 @@ def each(td: TensorDict, fn: Callable[[Tensor], Tensor]) -> dict[Any, Tensor]:
 def test_converts_what_the_rfc_converts():
     td = TensorDict(
         {
-            "tensor": torch.zeros(3),
-            "from_np": np.zeros((3,)),
-            "from_int": 1,
-            "from_float": 2.5,
-            "from_bool": True,
-            "from_list": [[1, 2, 3]],
-            "from_dict": {"a": 1},
+            "tensor": torch.zeros(3), "from_np": np.zeros((3,)), "from_int": 1, "from_float": 2.5, "from_bool": True,
+            "from_list": [[1, 2, 3]], "from_dict": {"a": 1},
         },
         batch_size=[],
-    )
+    )  # fmt: skip
     dtypes = {key: td[key].dtype for key in td.keys(True, True)}
     assert dtypes == {
-        "tensor": torch.float32,
-        "from_np": torch.float64,
-        "from_int": torch.int64,
-        "from_float": torch.float32,
-        "from_bool": torch.bool,
-        "from_list": torch.int64,
-        ("from_dict", "a"): torch.int64,
-    }
+        "tensor": torch.float32, "from_np": torch.float64, "from_int": torch.int64, "from_float": torch.float32,
+        "from_bool": torch.bool, "from_list": torch.int64, ("from_dict", "a"): torch.int64,
+    }  # fmt: skip
     assert td["from_list"].shape == (1, 3)
     assert isinstance(td["from_dict"], TensorDict)
 

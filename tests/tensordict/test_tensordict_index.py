@@ -37,58 +37,22 @@ def on_batch(index: Any, features: int) -> Any:
 
 
 INDICES = {
-    "int": 0,
-    "negative": -1,
-    "numpy int": np.int64(1),
-    "int tensor": T(1),
-    "slice": S(1, None),
-    "slice with step": S(None, None, 2),
-    "empty slice": S(2, 1),
-    "beyond slice": S(1, 99),
-    "none": None,
-    "ellipsis": ...,
-    "list": [0, 2, 0],
-    "empty list": [],
-    "list of bool": [True, False, True],
-    "range": range(2),
-    "vector": T([2, 0]),
-    "matrix": T([[0, 1], [2, 2]]),
-    "negative vector": T([-1, 0]),
-    "int32 vector": T([2, 0], dtype=torch.int32),
-    "empty vector": T([], dtype=torch.int64),
-    "array": np.array([2, 0]),
-    "mask": ROWS,
-    "mask of nothing": torch.zeros(3, dtype=torch.bool),
-    "numpy mask": np.array([True, False, True]),
-    "mask of two dims": GRID,
-    "true": True,
-    "false": False,
-    "()": (),
-    "two ints": (0, 1),
-    "int, slice": (0, S(None, None, 2)),
-    "slice, int": (S(None), -1),
-    "two slices": (S(1, None), S(None, 2)),
-    "ellipsis, int": (..., 0),
-    "int, ellipsis": (1, ...),
-    "ellipsis between": (0, ..., 1),
-    "none, ellipsis, none": (None, ..., None),
-    "none, int": (None, 0),
-    "int, none": (0, None),
-    "list, list": ([0, 1], [1, 2]),
-    "list, slice": ([0, 1], S(None)),
-    "slice, vector": (S(None), T([3, 0])),
-    "int, vector": (1, T([3, 0])),
-    "vectors apart": (T([0, 1]), None, T([1, 2])),
-    "vectors that broadcast": (T([[0], [1]]), T([1, 2])),
-    "mask, int": (ROWS, 0),
-    "mask, vector": (ROWS, T([3, 0])),
-    "slice, mask": (S(None), T([True, False, True, True])),
-    "ellipsis, mask": (..., GRID),
-    "none, mask": (None, GRID),
-    "true, int": (True, 0),
-    "list of bool, int": ([True, False, True], 0),
-    "array, int": (np.array([0, 1]), 0),
-}
+    "int": 0, "negative": -1, "numpy int": np.int64(1), "int tensor": T(1), "slice": S(1, None),
+    "slice with step": S(None, None, 2), "empty slice": S(2, 1), "beyond slice": S(1, 99), "none": None,
+    "ellipsis": ..., "list": [0, 2, 0], "empty list": [], "list of bool": [True, False, True], "range": range(2),
+    "vector": T([2, 0]), "matrix": T([[0, 1], [2, 2]]), "negative vector": T([-1, 0]),
+    "int32 vector": T([2, 0], dtype=torch.int32), "empty vector": T([], dtype=torch.int64), "array": np.array([2, 0]),
+    "mask": ROWS, "mask of nothing": torch.zeros(3, dtype=torch.bool), "numpy mask": np.array([True, False, True]),
+    "mask of two dims": GRID, "true": True, "false": False, "()": (), "two ints": (0, 1),
+    "int, slice": (0, S(None, None, 2)), "slice, int": (S(None), -1), "two slices": (S(1, None), S(None, 2)),
+    "ellipsis, int": (..., 0), "int, ellipsis": (1, ...), "ellipsis between": (0, ..., 1),
+    "none, ellipsis, none": (None, ..., None), "none, int": (None, 0), "int, none": (0, None),
+    "list, list": ([0, 1], [1, 2]), "list, slice": ([0, 1], S(None)), "slice, vector": (S(None), T([3, 0])),
+    "int, vector": (1, T([3, 0])), "vectors apart": (T([0, 1]), None, T([1, 2])),
+    "vectors that broadcast": (T([[0], [1]]), T([1, 2])), "mask, int": (ROWS, 0), "mask, vector": (ROWS, T([3, 0])),
+    "slice, mask": (S(None), T([True, False, True, True])), "ellipsis, mask": (..., GRID), "none, mask": (None, GRID),
+    "true, int": (True, 0), "list of bool, int": ([True, False, True], 0), "array, int": (np.array([0, 1]), 0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
@@ -235,12 +199,9 @@ def test_at_set_writes_what_the_index_reads(index: Any):
 
 
 AT = {
-    "set": lambda x, v: v.expand_as(x),
-    "add": lambda x, v: x + v,
-    "mul": lambda x, v: x * v,
-    "min": torch.minimum,
+    "set": lambda x, v: v.expand_as(x), "add": lambda x, v: x + v, "mul": lambda x, v: x * v, "min": torch.minimum,
     "max": torch.maximum,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", AT)
