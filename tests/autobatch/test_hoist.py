@@ -150,9 +150,7 @@ def test_moved(fn: Any) -> None:
 
 
 def test_tree() -> None:
-    assert_expected_inline(
-        chain.tree,
-        """\
+    assert_expected_inline(chain.tree, """\
 block () -> (h)
     h = torch.zeros_like(B)
 for x in xs
@@ -162,8 +160,7 @@ for x in xs
     block (x, __v1, h) -> (small, h)
         small = x - 1
         h = torch.tanh(__v1 + h @ U) + small
-return h""",
-    )
+return h""")  # fmt: skip
 
 
 @tdc.batch

@@ -251,9 +251,7 @@ class TestTexts(TestCase):
         text = masked(str(report(broken, (plain(2), 1), (plain(3), 1), backend="eager", repeats=2)))
         text = re.sub(r"  Call to[^\n]*\n", "  (reason)\n", text)
         text = re.sub(r"  hint: [^\n]*\n", "  hint: (hint)\n", text)
-        self.assertExpectedInline(
-            text,
-            """\
+        self.assertExpectedInline(text, """\
 broken: 2 examples, backend eager
   graphs             2
   graph breaks       1
@@ -277,8 +275,7 @@ compiles
   2        1      2  N  0  N      first
   3        0      1  N  0  N      td['y']: size of dim 0 was 2, now 3
   4        1      2  N  0  N      y: size of dim 0 was 2, now 3
-""",
-        )
+""")  # fmt: skip
 
     def test_assertion(self):
         def fn(td, k):
@@ -286,26 +283,20 @@ compiles
 
         with pytest.raises(AssertionError) as caught:
             assert_one_graph(fn, (plain(2), 2), (plain(3), 2), (plain(4), 5), backend="eager")
-        self.assertExpectedInline(
-            str(caught.value),
-            """\
+        self.assertExpectedInline(str(caught.value), """\
 tdc.testing.assert_one_graph: expected 1 graph, 0 breaks, at most 1 compile of fn, got 1 graphs, 0 breaks, 3 compiles
 at graph 0: compiled again: td['y']: size of dim 0 was 2, now 3
 at graph 0: compiled again: not k == 2 any more
-hint: tdc.compile.report(fn, *examples) shows all of it""",
-        )
+hint: tdc.compile.report(fn, *examples) shows all of it""")  # fmt: skip
 
     def test_assertion_names_the_break(self):
         with pytest.raises(AssertionError) as caught:
             assert_one_graph(jumps, torch.ones(3), backend="eager")
         text = re.sub(r"Detected .*", "...", str(caught.value))
-        self.assertExpectedInline(
-            re.sub(r"at \S*" + HERE + r":\d+", "at here", text),
-            """\
+        self.assertExpectedInline(re.sub(r"at \S*" + HERE + r":\d+", "at here", text), """\
 tdc.testing.assert_one_graph: expected 1 graph, 0 breaks, at most 1 compile of jumps, got 2 graphs, 1 breaks, 2 compiles
 at here in jumps: graph break: Data-dependent branching: ...
-hint: tdc.compile.report(fn, *examples) shows all of it""",
-        )
+hint: tdc.compile.report(fn, *examples) shows all of it""")  # fmt: skip
 
 
 def test_assert_one_graph_allows_what_it_is_told():

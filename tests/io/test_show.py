@@ -34,9 +34,7 @@ class TestShow(TestCase):
         save(every_kind(), "store")
         status, text = printed("show", "store")
         assert status == 0
-        self.assertExpectedInline(
-            text,
-            """\
+        self.assertExpectedInline(text, """\
 tdc.store version 1, 12 files, 756 B, no checksums
 tie    tied: weight
 tie    labels (offsets): text (offsets)
@@ -63,15 +61,12 @@ key        kind                                     shape        dtype    device
   empty    TensorDict                               [3]                             0 B
 ---------------------------------------------------------------------------------------
 10 leaves, 143 elements, 756 B
-""",
-        )
+""")  # fmt: skip
 
     def test_checksums(self):
         save(tdc.TensorDict({"x": torch.ones(3)}, [3]), "store", checksums=True)
         assert printed("show", "store")[1].startswith("tdc.store version 1, 1 file, 12 B, with checksums\n")
-        self.assertExpectedInline(
-            printed("show", "store", "--verify")[1],
-            """\
+        self.assertExpectedInline(printed("show", "store", "--verify")[1], """\
 tdc.store version 1, 1 file, 12 B, checksums right
 
 key    kind        shape  dtype    device  bytes
@@ -80,33 +75,26 @@ key    kind        shape  dtype    device  bytes
   x    Tensor      [3]    float32  cpu      12 B
 ------------------------------------------------
 1 leaf, 3 elements, 12 B
-""",
-        )
+""")  # fmt: skip
         (self.store / "x.memmap").write_bytes(b"\0" * 12)
         status, text = printed("show", "store", "--verify")
         assert status == 1
-        self.assertExpectedInline(
-            text,
-            """\
+        self.assertExpectedInline(text, """\
 tdc.io.load: expected every file as the manifest says, got 1 that are not
 at x: its checksum is wrong, so its bytes changed since they were written
 hint: save it again with tdc.io.save
-""",
-        )
+""")  # fmt: skip
 
     def test_damage(self):
         save(every_kind(), "store")
         rewrite(self.store, put("weight", dtype="float33"))
         status, text = printed("show", "store")
         assert status == 1
-        self.assertExpectedInline(
-            text,
-            """\
+        self.assertExpectedInline(text, """\
 tdc.io.load: expected entries of format 1, got one that is not
 at weight: the dtype 'float33', which is unknown
 hint: save it again with tdc.io.save
-""",
-        )
+""")  # fmt: skip
 
     def test_what_is_no_store(self):
         assert printed("show", "nothing") == (
@@ -117,9 +105,7 @@ hint: save it again with tdc.io.save
         tdc.io.to_safetensors(tdc.TensorDict({"fc": {"bias": torch.ones(3)}}), "net.safetensors")
         status, text = printed("show", "net.safetensors")
         assert status == 0
-        self.assertExpectedInline(
-            text,
-            """\
+        self.assertExpectedInline(text, """\
 safetensors
 
 key       kind        shape  dtype    device  bytes
@@ -129,8 +115,7 @@ key       kind        shape  dtype    device  bytes
     bias  Tensor      [3]    float32  cpu      12 B
 ---------------------------------------------------
 1 leaf, 3 elements, 12 B
-""",
-        )
+""")  # fmt: skip
         status, text = printed("show", "net.safetensors", "--verify")
         assert status == 1
         assert "expected a store with checksums, got a file, which has none" in text

@@ -28,9 +28,7 @@ class TestTensorDict(TestCase):
             },
             batch_size=[],
         )  # fmt: skip
-        self.assertExpectedInline(
-            repr(data),
-            """\
+        self.assertExpectedInline(repr(data), """\
 TensorDict(
     fields={
         tensor: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False),
@@ -45,15 +43,12 @@ TensorDict(
             is_shared=False)},
     batch_size=torch.Size([]),
     device=None,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
     def test_rfc_second_print(self):
         net = nn.Sequential(nn.Linear(3, 4))
         params = TensorDict(dict(net.named_parameters())).unflatten_keys(".")
-        self.assertExpectedInline(
-            repr(params),
-            """\
+        self.assertExpectedInline(repr(params), """\
 TensorDict(
     fields={
         0: TensorDict(
@@ -65,41 +60,32 @@ TensorDict(
             is_shared=False)},
     batch_size=torch.Size([]),
     device=None,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
     def test_ragged_leaves(self):
         x = tdc.pack([torch.zeros(3), torch.ones(4)])
         td = TensorDict({"nested_tensor": x, "masked": x.to_padded()}, batch_size=[2])
-        self.assertExpectedInline(
-            repr(td),
-            """\
+        self.assertExpectedInline(repr(td), """\
 TensorDict(
     fields={
         nested_tensor: NestedTensor(shape=torch.Size([2, -1]), device=cpu, dtype=torch.float32, is_shared=False),
         masked: MaskedBatch(shape=torch.Size([2, 4]), device=cpu, dtype=torch.float32, is_shared=False)},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
     def test_empty(self):
-        self.assertExpectedInline(
-            repr(TensorDict(batch_size=[3, 2], device="cpu")),
-            """\
+        self.assertExpectedInline(repr(TensorDict(batch_size=[3, 2], device="cpu")), """\
 TensorDict(
     fields={
     },
     batch_size=torch.Size([3, 2]),
     device=cpu,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
     def test_nested_and_empty_nodes(self):
         inner = TensorDict({"x": torch.zeros(2, 5, 3)}, [2, 5])
-        self.assertExpectedInline(
-            repr(TensorDict({"b": inner, "a": {"none": {}}}, [2])),
-            """\
+        self.assertExpectedInline(repr(TensorDict({"b": inner, "a": {"none": {}}}, [2])), """\
 TensorDict(
     fields={
         b: TensorDict(
@@ -121,14 +107,11 @@ TensorDict(
             is_shared=False)},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
     def test_shared_memory(self):
         td = TensorDict({"a": torch.zeros(2).share_memory_(), "b": {"c": torch.zeros(2)}}, [2])
-        self.assertExpectedInline(
-            repr(td),
-            """\
+        self.assertExpectedInline(repr(td), """\
 TensorDict(
     fields={
         a: Tensor(shape=torch.Size([2]), device=cpu, dtype=torch.float32, is_shared=True),
@@ -140,14 +123,11 @@ TensorDict(
             is_shared=False)},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
     def test_leaves_that_are_no_tensors(self):
         td = torch.utils._pytree.tree_map(lambda _: 0, TensorDict({"a": torch.zeros(2), "b": {"c": 1}}))
-        self.assertExpectedInline(
-            repr(td),
-            """\
+        self.assertExpectedInline(repr(td), """\
 TensorDict(
     fields={
         a: int,
@@ -159,22 +139,18 @@ TensorDict(
             is_shared=False)},
     batch_size=unknown,
     device=None,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
     def test_objects_and_static_values(self):
         td = TensorDict({"who": tdc.ObjectArray(["ada", "bob"]), "split": Static("train" * 30)}, [2])
-        self.assertExpectedInline(
-            repr(td),
-            """\
+        self.assertExpectedInline(repr(td), """\
 TensorDict(
     fields={
         who: ObjectArray(shape=torch.Size([2])),
         split: Static('traintraintraintraintraintraintraintraintraintraintraintraintraintraintraint...)},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
     def test_one_order(self):
         td = TensorDict({"z": torch.zeros(2), "b": {"y": torch.ones(2), "x": torch.ones(2)}, "a": torch.zeros(2)}, [2])
@@ -210,9 +186,7 @@ NestedTensor(shape=torch.Size([3, -1]), lengths=[2, 0, 3], dtype=torch.float32, 
 
     def test_features(self):
         rows = [torch.arange(8).view(2, 4), torch.arange(80).view(8, 10)[:, :4]]
-        self.assertExpectedInline(
-            repr(tdc.pack(rows)),
-            """\
+        self.assertExpectedInline(repr(tdc.pack(rows)), """\
 NestedTensor(shape=torch.Size([2, -1, 4]), lengths=[2, 8], dtype=torch.int64, device=cpu, rows=[
     [[ 0,  1,  2,  3],
      [ 4,  5,  6,  7]],
@@ -222,14 +196,11 @@ NestedTensor(shape=torch.Size([2, -1, 4]), lengths=[2, 8], dtype=torch.int64, de
      ...,
      [50, 51, 52, 53],
      [60, 61, 62, 63],
-     [70, 71, 72, 73]]])""",
-        )
+     [70, 71, 72, 73]]])""")  # fmt: skip
 
     def test_several_ragged_dims(self):
         x = tdc.pack([torch.zeros(3, 2, 4).char(), torch.zeros(3, 1, 1).char()], ragged_dim=(2, 3))
-        self.assertExpectedInline(
-            repr(x),
-            """\
+        self.assertExpectedInline(repr(x), """\
 NestedTensor(shape=torch.Size([2, 3, -1, -1]), sizes=[[2, 4], [1, 1]], dtype=torch.int8, device=cpu, rows=[
     [[[0, 0, 0, 0],
       [0, 0, 0, 0]],
@@ -239,14 +210,11 @@ NestedTensor(shape=torch.Size([2, 3, -1, -1]), sizes=[[2, 4], [1, 1]], dtype=tor
       [0, 0, 0, 0]]],
     [[[0]],
      [[0]],
-     [[0]]]])""",
-        )
+     [[0]]]])""")  # fmt: skip
 
     def test_many_rows(self):
         x = tdc.pack([torch.full((n % 3, 9), n * 1e-3) for n in range(20)])
-        self.assertExpectedInline(
-            repr(x),
-            """\
+        self.assertExpectedInline(repr(x), """\
 NestedTensor(shape=torch.Size([20, -1, 9]), lengths=[0, 1, 2, ..., 2, 0, 1], dtype=torch.float32, device=cpu, rows=[
     [],
     [[0.0010, 0.0010, 0.0010, ..., 0.0010, 0.0010, 0.0010]],
@@ -256,8 +224,7 @@ NestedTensor(shape=torch.Size([20, -1, 9]), lengths=[0, 1, 2, ..., 2, 0, 1], dty
     [[0.0170, 0.0170, 0.0170, ..., 0.0170, 0.0170, 0.0170],
      [0.0170, 0.0170, 0.0170, ..., 0.0170, 0.0170, 0.0170]],
     [],
-    [[0.0190, 0.0190, 0.0190, ..., 0.0190, 0.0190, 0.0190]]])""",
-        )
+    [[0.0190, 0.0190, 0.0190, ..., 0.0190, 0.0190, 0.0190]]])""")  # fmt: skip
 
     def test_no_rows(self):
         x = NestedTensor(torch.zeros(0, 4), torch.zeros(1, dtype=torch.int64))
@@ -273,13 +240,10 @@ NestedTensor(shape=torch.Size([20, -1, 9]), lengths=[0, 1, 2, ..., 2, 0, 1], dty
 
     def test_the_batch_behind(self):
         x = tdc.pack([torch.arange(3), torch.arange(2)])
-        self.assertExpectedInline(
-            repr(x.transpose(0, 1)),
-            """\
+        self.assertExpectedInline(repr(x.transpose(0, 1)), """\
 NestedTensor(shape=torch.Size([-1, 2]), lengths=[3, 2], dtype=torch.int64, device=cpu, rows=[
     [0, 1, 2],
-    [0, 1]])""",
-        )
+    [0, 1]])""")  # fmt: skip
 
     def test_numbers_as_torch_is_set(self):
         x = tdc.pack([torch.tensor([1.23456, 2.0])])
@@ -302,27 +266,21 @@ NestedTensor(shape=torch.Size([-1, 2]), lengths=[3, 2], dtype=torch.int64, devic
 class TestMaskedBatch(TestCase):
     def test_one_ragged_dim(self):
         data = torch.tensor([[[1, 2], [3, 4], [5, 6]], [[7, 8], [float("nan")] * 2, [9, 9]]])
-        self.assertExpectedInline(
-            repr(MaskedBatch(data, torch.tensor([3, 1]))),
-            """\
+        self.assertExpectedInline(repr(MaskedBatch(data, torch.tensor([3, 1]))), """\
 MaskedBatch(shape=torch.Size([2, 3, 2]), ragged_dims=(1,), lengths=[3, 1], dtype=torch.float32, device=cpu, rows=[
     [[1., 2.],
      [3., 4.],
      [5., 6.]],
-    [[7., 8.]]])""",
-        )
+    [[7., 8.]]])""")  # fmt: skip
 
     def test_several_ragged_dims(self):
         x = tdc.pack([torch.zeros(2, 3), torch.ones(1, 1)], ragged_dim=(1, 2)).to_padded()
-        self.assertExpectedInline(
-            folded(x),
-            """\
+        self.assertExpectedInline(folded(x), """\
 MaskedBatch(shape=torch.Size([2, 2, 3]),
     ragged_dims=(1, 2), lengths=[[2, 3], [1, 1]], dtype=torch.float32, device=cpu, rows=[
     [[0., 0., 0.],
      [0., 0., 0.]],
-    [[1.]]])""",
-        )
+    [[1.]]])""")  # fmt: skip
 
     def test_no_numbers_to_read(self):
         lengths = torch.ones(1, 2, dtype=torch.int64, device="meta")
@@ -336,21 +294,16 @@ MaskedBatch(shape=torch.Size([2, 2, 3]),
 class TestTwoLevels(TestCase):
     def test_documents(self):
         x = tdc.pack([tdc.from_list([[1, 2, 3], [4]]), tdc.from_list([[5, 6]])])
-        self.assertExpectedInline(
-            folded(x),
-            """\
+        self.assertExpectedInline(folded(x), """\
 TwoLevelTensor(shape=torch.Size([2, -1, -1]),
     lengths=[2, 1], inner_lengths=[3, 1, 2], dtype=torch.int64, device=cpu, rows=[
     [[1, 2, 3],
      [4]],
-    [[5, 6]]])""",
-        )
+    [[5, 6]]])""")  # fmt: skip
 
     def test_many_inner_examples(self):
         x = tdc.pack([tdc.from_list([[n] for n in range(9)]), tdc.from_list([[5, 6]])[:0]])
-        self.assertExpectedInline(
-            folded(x),
-            """\
+        self.assertExpectedInline(folded(x), """\
 TwoLevelTensor(shape=torch.Size([2, -1, -1]),
     lengths=[9, 0], inner_lengths=[1, 1, 1, ..., 1, 1, 1], dtype=torch.int64, device=cpu, rows=[
     [[0],
@@ -360,8 +313,7 @@ TwoLevelTensor(shape=torch.Size([2, -1, -1]),
      [6],
      [7],
      [8]],
-    []])""",
-        )
+    []])""")  # fmt: skip
 
 
 def test_under_a_transform_only_sizes_are_shown():
@@ -383,9 +335,7 @@ class TestHtml(TestCase):
         x = tdc.pack([torch.zeros(1, 4), torch.zeros(2, 4)])
         td = TensorDict({"x": x, "meta": {"id": torch.arange(2)}}, [2])
         html = re.sub("(?<=>) ?(?=<)|(?<=})(?=.tdc)", "\n", td._repr_html_())
-        self.assertExpectedInline(
-            html,
-            """\
+        self.assertExpectedInline(html, """\
 <div class="tdc">
 <style>.tdc ul{list-style:none;margin:0;padding-left:1.5em}
 .tdc summary{cursor:pointer}
@@ -428,8 +378,7 @@ class TestHtml(TestCase):
 </li>
 </ul>
 </details>
-</div>""",
-        )
+</div>""")  # fmt: skip
 
     def test_objects_and_static_values(self):
         entries = {"who": tdc.ObjectArray(["ada", "bob"]), "split": Static("<b>" * 30), "": {"x": torch.zeros(2)}}

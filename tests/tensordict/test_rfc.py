@@ -33,9 +33,7 @@ def example() -> TensorDict:
 
 class TestPrinting(TestCase):
     def test_a_tensorclass(self):
-        self.assertExpectedInline(
-            str(my_data()[:2]),
-            """\
+        self.assertExpectedInline(str(my_data()[:2]), """\
 MyData(
     fields={
         images: Tensor(shape=torch.Size([2, 3, 64, 64]), device=cpu, dtype=torch.int64, is_shared=False),
@@ -44,8 +42,7 @@ MyData(
         path_to_data: Static('/data')},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""",
-        )
+    is_shared=False)""")  # fmt: skip
 
 
 def test_dict_methods():

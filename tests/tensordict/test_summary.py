@@ -128,9 +128,7 @@ class TestTable(TestCase):
             },
             [2],
         )
-        self.assertExpectedInline(
-            str(td.summary()),
-            """\
+        self.assertExpectedInline(str(td.summary()), """\
 key       kind                                      shape       dtype    device  bytes
 --------------------------------------------------------------------------------------
 (all)     TensorDict                                [2]                          188 B
@@ -146,19 +144,15 @@ key       kind                                      shape       dtype    device 
   big     Tensor                                    [2, 1000]   float32  cpu       4 B
   note    Static('a very long text that goes o...)
 --------------------------------------------------------------------------------------
-6 leaves, 2,034 elements, 188 B""",
-        )
+6 leaves, 2,034 elements, 188 B""")  # fmt: skip
 
     def test_empty(self):
-        self.assertExpectedInline(
-            str(TensorDict().summary()),
-            """\
+        self.assertExpectedInline(str(TensorDict().summary()), """\
 key    kind        shape  dtype  device  bytes
 ----------------------------------------------
 (all)  TensorDict  []                      0 B
 ----------------------------------------------
-0 leaves, 0 elements, 0 B""",
-        )
+0 leaves, 0 elements, 0 B""")  # fmt: skip
 
 
 SAYS: dict[str, Says] = {
