@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import T, Texts
+from texts import Says, T, Texts, check_text
 from texts import ragged as rows_of
 from texts import tree as tree_of
 
@@ -19,58 +19,51 @@ lib: Any = tdc
 torch_: Any = torch
 
 
-class TestTexts(Texts):
-    def test_apply_with_a_dict(self):
-        self.says(lambda: tree().apply(torch.add, {"a": T(1)}), """\
+SAYS: dict[str, Says] = {
+    "apply with a dict": (lambda: tree().apply(torch.add, {"a": T(1)}), """\
 DtypeError
 tdc.apply: expected TensorDicts behind the function, got dict
-hint: td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share""")  # fmt: skip
-
-    def test_a_view_of_another_dtype(self):
-        self.says(lambda: tree().view(torch.int32), """\
+hint: td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"""),
+    "a view of another dtype": (lambda: tree().view(torch.int32), """\
 DtypeError
 tdc.view: expected sizes, got a dtype
-hint: x.to(dtype) converts; td.apply(lambda leaf: leaf.view(dtype)) reads the bytes of leaves anew""")  # fmt: skip
-
-    def test_a_ragged_view_of_another_dtype(self):
-        self.says(lambda: ragged().view(torch.int32), """\
+hint: x.to(dtype) converts; td.apply(lambda leaf: leaf.view(dtype)) reads the bytes of leaves anew"""),
+    "a ragged view of another dtype": (lambda: ragged().view(torch.int32), """\
 DtypeError
 tdc.view: expected sizes, got a dtype
-hint: x.to(dtype) converts; td.apply(lambda leaf: leaf.view(dtype)) reads the bytes of leaves anew""")  # fmt: skip
-
-    def test_size_of_a_dim_that_is_not_there(self):
-        self.says(lambda: tree().size(5), """\
+hint: x.to(dtype) converts; td.apply(lambda leaf: leaf.view(dtype)) reads the bytes of leaves anew"""),
+    "size of a dim that is not there": (lambda: tree().size(5), """\
 ShapeError
 tdc.size: expected a dim in [-2, 1], got 5
-hint: count dims of the logical shape""")  # fmt: skip
-
-    def test_a_dtype_that_an_operation_does_not_take(self):
-        self.says(lambda: tree() | tree(), """\
+hint: count dims of the logical shape"""),
+    "a dtype that an operation does not take": (lambda: tree() | tree(), """\
 DtypeError
 tdc.bitwise_or: expected arguments for batch_size [3, 4], got others
 at tokens: Tensor float32[3, 4, 2] and Tensor float32[3, 4, 2]
-hint: torch: "bitwise_or_cpu" not implemented for 'Float'""")  # fmt: skip
-
-    def test_a_dtype_that_a_function_does_not_take(self):
-        self.says(lambda: ~tree(), """\
+hint: torch: "bitwise_or_cpu" not implemented for 'Float'"""),
+    "a dtype that a function does not take": (lambda: ~tree(), """\
 DtypeError
 tdc.bitwise_not: expected arguments for batch_size [3, 4], got others
 at tokens: Tensor float32[3, 4, 2]
-hint: torch: "bitwise_not_cpu" not implemented for 'Float'""")  # fmt: skip
-
-    def test_features_that_do_not_go_together(self):
-        self.says(lambda: tree() + tree().set("tokens", torch.zeros(3, 4, 3)), """\
+hint: torch: "bitwise_not_cpu" not implemented for 'Float'"""),
+    "features that do not go together": (lambda: tree() + tree().set("tokens", torch.zeros(3, 4, 3)), """\
 ShapeError
 tdc.add: expected arguments for batch_size [3, 4], got others
 at tokens: Tensor float32[3, 4, 2] and Tensor float32[3, 4, 3]
-hint: torch: The size of tensor a (2) must match the size of tensor b (3) at non-singleton dimension 2""")  # fmt: skip
-
-    def test_a_tensor_as_a_key(self):
-        self.says(lambda: T([1.0, 2.0]) in tree(), """\
+hint: torch: The size of tensor a (2) must match the size of tensor b (3) at non-singleton dimension 2"""),
+    "a tensor as a key": (lambda: T([1.0, 2.0]) in tree(), """\
 KeyPathError
 tdc.in: expected a str or a non-empty tuple of str, got Tensor float32[2]
-hint: spell it like "a" or ("a", "b")""")  # fmt: skip
+hint: spell it like "a" or ("a", "b")"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     def test_a_write_into_objects(self):
         td = TensorDict({"n": ObjectArray(["a", "b"])}, [2])
         self.says(lambda: td.at[0].set({"n": "z"}), """\

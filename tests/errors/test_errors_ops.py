@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import T, Texts, ragged, tree
+from texts import Says, T, Texts, check_text, ragged, tree
 
 import tdc
 from tdc import TensorDict
@@ -61,112 +61,70 @@ def test_no_copies():
     assert ragged().repeat(0, 1, 1).shape == (0, -1, 4)
 
 
-class TestTexts(Texts):
-    def test_halves_of_a_ragged_dim(self):
-        self.says(
-            lambda: F.glu(tdc.pack([torch.ones(4, 2), torch.ones(2, 2)]), 1),
-            """\
+SAYS: dict[str, Says] = {
+    "halves of a ragged dim": (lambda: F.glu(tdc.pack([torch.ones(4, 2), torch.ones(2, 2)]), 1), """\
 ShapeError
 tdc.glu: expected a static dim of even size, got dim 1 of NestedTensor float32[2, -1, 2]
-hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)""",
-        )
-
-    def test_halves_of_an_odd_size(self):
-        self.says(
-            lambda: torch.nn.GLU()(tdc.pack([torch.ones(4, 3)]).to_padded()),
-            """\
+hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)"""),
+    "halves of an odd size": (lambda: torch.nn.GLU()(tdc.pack([torch.ones(4, 3)]).to_padded()), """\
 ShapeError
 tdc.glu: expected a static dim of even size, got dim -1 of MaskedBatch float32[1, 4, 3]
-hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)""",
-        )
-
-    def test_halves_of_the_batch(self):
-        self.says(
-            lambda: F.glu(tdc.pack([torch.ones(4, 3)]), 0),
-            """\
+hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)"""),
+    "halves of the batch": (lambda: F.glu(tdc.pack([torch.ones(4, 3)]), 0), """\
 ShapeError
 tdc.glu: expected a static dim of even size, got dim 0 of NestedTensor float32[1, -1, 3]
-hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)""",
-        )
-
-    def test_halves_of_an_odd_batch(self):
-        self.says(
-            lambda: F.glu(TensorDict({"a": torch.ones(3, 2)}, [3])),
-            """\
+hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)"""),
+    "halves of an odd batch": (lambda: F.glu(TensorDict({"a": torch.ones(3, 2)}, [3])), """\
 ShapeError
 tdc.glu: expected arguments for batch_size [3], got others
 at a: Tensor float32[3, 2]
-hint: torch: Halving dimension must be even, but dimension 0 is size 3""",
-        )
-
-    def test_a_row_out_of_range(self):
-        self.says(
-            lambda: tree().select(0, 9),
-            """\
+hint: torch: Halving dimension must be even, but dimension 0 is size 3"""),
+    "a row out of range": (lambda: tree().select(0, 9), """\
 KeyPathError
 tdc.select: expected a str or a non-empty tuple of str, got 0 of type int
-hint: spell it like "a" or ("a", "b")""",
-        )
-
-    def test_several_results_out_of_range(self):
-        self.says(
-            lambda: tree().topk(9, 0),
-            """\
+hint: spell it like "a" or ("a", "b")"""),
+    "several results out of range": (lambda: tree().topk(9, 0), """\
 ShapeError
 tdc.topk: expected arguments for batch_size [3, 4], got others
 at tokens: Tensor float32[3, 4, 2]
 at meta.label: Tensor int64[3, 4]
-hint: torch: selected index k out of range""",
-        )
+hint: torch: selected index k out of range"""),
+    "a stack of a tensor": (lambda: torch.stack([tree(), torch.zeros(3)]), """\
+StructureError
+tdc.stack: expected operands that are all TensorDict, got 1 others
+at operand 1: Tensor float32[3]
+hint: make each a TensorDict first"""),
+    "a cat of a ragged batch": (lambda: torch.cat([tree(), ragged()]), """\
+StructureError
+tdc.cat: expected operands that are all TensorDict, got 1 others
+at operand 1: NestedTensor float32[3, -1, 4]
+hint: make each a TensorDict first"""),
+    "repeats of another number": (lambda: tree().repeat_interleave(T([1, 2]), 0), """\
+ShapeError
+tdc.repeat_interleave: expected 3 numbers of times, or one, got Tensor int64[2]
+hint: one for each example along the dim"""),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
+
+
+class TestTexts(Texts):
     def test_a_stack_of_other_features(self):
         a, b = tree(), tree().set("tokens", torch.zeros(3, 4, 5))
-        self.says(
-            lambda: torch.stack([a, b]),
-            """\
+        self.says(lambda: torch.stack([a, b]), """\
 ShapeError
 tdc.stack: expected leaves of one shape for each key, got 1 keys that differ
 at tokens: Tensor float32[3, 4, 2] and Tensor float32[3, 4, 5]
-hint: tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key""",
-        )
+hint: tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key""")  # fmt: skip
 
     def test_a_cat_of_other_features(self):
         a, b = tree(), tree().set("tokens", torch.zeros(3, 4, 5)).set(("meta", "label"), torch.zeros(3, 4, 1))
-        self.says(
-            lambda: torch.cat([a, a, b]),
-            """\
+        self.says(lambda: torch.cat([a, a, b]), """\
 ShapeError
 tdc.cat: expected leaves of one shape for each key, got 2 keys that differ
 at tokens: Tensor float32[3, 4, 2] and Tensor float32[3, 4, 5]
 at meta.label: Tensor int64[3, 4] and Tensor float32[3, 4, 1]
-hint: tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key""",
-        )
-
-    def test_a_stack_of_a_tensor(self):
-        self.says(
-            lambda: torch.stack([tree(), torch.zeros(3)]),
-            """\
-StructureError
-tdc.stack: expected operands that are all TensorDict, got 1 others
-at operand 1: Tensor float32[3]
-hint: make each a TensorDict first""",
-        )
-
-    def test_a_cat_of_a_ragged_batch(self):
-        self.says(
-            lambda: torch.cat([tree(), ragged()]),
-            """\
-StructureError
-tdc.cat: expected operands that are all TensorDict, got 1 others
-at operand 1: NestedTensor float32[3, -1, 4]
-hint: make each a TensorDict first""",
-        )
-
-    def test_repeats_of_another_number(self):
-        self.says(
-            lambda: tree().repeat_interleave(T([1, 2]), 0),
-            """\
-ShapeError
-tdc.repeat_interleave: expected 3 numbers of times, or one, got Tensor int64[2]
-hint: one for each example along the dim""",
-        )
+hint: tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key""")  # fmt: skip

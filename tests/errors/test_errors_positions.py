@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import T, Texts, ragged
+from texts import Says, T, check_text, ragged
 
 import tdc
 
@@ -24,23 +24,16 @@ CALLS = {
     "index_put beyond a row": lambda x: x.index_put((T([0]), T([2])), T(1.0)),
     "take beyond a row": lambda x: x.take(T([9])),
     "take of an index of other rows": lambda x: x.take(other(x)[:2].long()),
-    "take across": lambda x: x.transpose(1, 2).take(T([0])),
-    "masked_select of numbers": lambda x: x.masked_select(x),
+    "take across": lambda x: x.transpose(1, 2).take(T([0])), "masked_select of numbers": lambda x: x.masked_select(x),
     "masked_scatter of too few": lambda x: x.masked_scatter(x.isfinite(), torch.zeros(2)),
-    "nonzero as a tuple": lambda x: x.nonzero(as_tuple=True),
-    "split of no length": lambda x: x.split(0, 1),
-    "split of lengths that do not add up": lambda x: x.split([1, 1], 1),
-    "chunk into none": lambda x: x.chunk(0, 1),
+    "nonzero as a tuple": lambda x: x.nonzero(as_tuple=True), "split of no length": lambda x: x.split(0, 1),
+    "split of lengths that do not add up": lambda x: x.split([1, 1], 1), "chunk into none": lambda x: x.chunk(0, 1),
     "tensor_split of a float": lambda x: x.tensor_split(1.5, 1),
     "hsplit that does not divide": lambda x: torch.hsplit(x, 2),
-    "vsplit that does not divide": lambda x: torch.vsplit(x, 2),
-    "narrow too far": lambda x: x.narrow(2, 2, 3),
-    "narrow beyond a row": lambda x: x.narrow(1, 0, 3),
-    "select too far": lambda x: x.select(2, 4),
-    "movedim without a place": lambda x: x.movedim((0, 1), 0),
-    "t of three dims": lambda x: x.t(),
-    "pad of the batch": lambda x: F.pad(x, (0, 0, 0, 0, 1, 1)),
-    "pad of odd numbers": lambda x: F.pad(x, (1,)),
+    "vsplit that does not divide": lambda x: torch.vsplit(x, 2), "narrow too far": lambda x: x.narrow(2, 2, 3),
+    "narrow beyond a row": lambda x: x.narrow(1, 0, 3), "select too far": lambda x: x.select(2, 4),
+    "movedim without a place": lambda x: x.movedim((0, 1), 0), "t of three dims": lambda x: x.t(),
+    "pad of the batch": lambda x: F.pad(x, (0, 0, 0, 0, 1, 1)), "pad of odd numbers": lambda x: F.pad(x, (1,)),
     "pad of another mode": lambda x: F.pad(x, (1, 1), mode="wrap"),
     "pad that mirrors too much": lambda x: F.pad(x.transpose(1, 2), (2, 2), mode="reflect"),
     "unfold of short rows": lambda x: x.unfold(1, 3, 1),
@@ -54,13 +47,11 @@ CALLS = {
     "unflatten of the ragged dim by a batch with one": lambda x: x.unflatten(1, x),
     "unflatten of a static dim by sizes": lambda x: x.unflatten(2, torch.tensor([[7, 1]] * 3)),
     "reshape of the batch and the ragged dim": lambda x: x.reshape(-1, 3),
-    "unflatten of other sizes": lambda x: x.unflatten(2, (3, 2)),
-    "reshape of the batch": lambda x: x.reshape(-1),
+    "unflatten of other sizes": lambda x: x.unflatten(2, (3, 2)), "reshape of the batch": lambda x: x.reshape(-1),
     "expand of the ragged dim": lambda x: x.expand(3, 9, 4),
     "new_zeros with another -1": lambda x: x.new_zeros(-1, 2, 4),
-    "truncate of other rows": lambda x: tdc.truncate(x, T([1, 2])),
-    "F.unfold": lambda x: F.unfold(x, 2),
-}
+    "truncate of other rows": lambda x: tdc.truncate(x, T([1, 2])), "F.unfold": lambda x: F.unfold(x, 2),
+}  # fmt: skip
 
 
 def other(x: Any) -> Any:
@@ -77,75 +68,42 @@ def test_every_refusal_is_of_the_library(name: str, kind: str):
         CALLS[name](x if kind == "nested" else x.to_padded())
 
 
-class TestPlaces(Texts):
-    def test_gather_beyond_a_row(self):
-        self.says(
-            lambda: ragged().gather(1, torch.full((3, 1, 4), 2)),
-            """\
+SAYS: dict[str, Says] = {
+    "gather beyond a row": (lambda: ragged().gather(1, torch.full((3, 1, 4), 2)), """\
 IndexingError
 tdc.gather: expected positions inside each example, got one beyond
-hint: positions count within each example, from 0""",
-        )
-
-    def test_a_dense_index_of_a_static_dim(self):
-        self.says(
-            lambda: ragged().gather(2, T([[0, 1]])),
-            """\
+hint: positions count within each example, from 0"""),
+    "a dense index of a static dim": (lambda: ragged().gather(2, T([[0, 1]])), """\
 StructureError
 tdc.gather: expected an index as ragged as NestedTensor float32[3, -1, 4], got Tensor int64[1, 2]
-hint: index[:, None].expand(x.shape), or x.with_values(index)""",
-        )
-
-    def test_whole_rows(self):
-        self.says(
-            lambda: ragged().gather(0, ragged().long()),
-            """\
+hint: index[:, None].expand(x.shape), or x.with_values(index)"""),
+    "whole rows": (lambda: ragged().gather(0, ragged().long()), """\
 UnsupportedError
 tdc.gather: expected a static dim or the ragged one, got the batch
-hint: x[rows] picks whole examples; each ragged dim of x.to_padded() has positions of its own""",
-        )
-
-    def test_rows_of_other_lengths(self):
-        self.says(
-            lambda: ragged().index_copy(0, T([0]), ragged()[2:]),
-            """\
+hint: x[rows] picks whole examples; each ragged dim of x.to_padded() has positions of its own"""),
+    "rows of other lengths": (lambda: ragged().index_copy(0, T([0]), ragged()[2:]), """\
 StructureError
 tdc.index_copy: expected examples as long as those they meet, got others
-hint: x[index] has their lengths""",
-        )
-
-    def test_narrow_of_a_short_row(self):
-        self.says(
-            lambda: ragged().narrow(1, 0, 2),
-            """\
+hint: x[index] has their lengths"""),
+    "narrow of a short row": (lambda: ragged().narrow(1, 0, 2), """\
 IndexingError
 tdc.index: expected rows with an element at each position, got a shorter row
-hint: drop short rows first: x = x[x.lengths > k]""",
-        )
-
-    def test_padding_that_cuts_more_than_there_is(self):
-        self.says(
-            lambda: F.pad(ragged(), (0, 0, 1, -1)),
-            """\
+hint: drop short rows first: x = x[x.lengths > k]"""),
+    "padding that cuts more than there is": (lambda: F.pad(ragged(), (0, 0, 1, -1)), """\
 ShapeError
 tdc.pad: expected rows as long as what is cut off, got a shorter row
-hint: cut less, or drop short rows first: x = x[x.lengths > k]""",
-        )
-
-    def test_mirrored_padding_of_a_short_row(self):
-        self.says(
-            lambda: F.pad(ragged().transpose(1, 2), (1, 1), mode="circular"),
-            """\
+hint: cut less, or drop short rows first: x = x[x.lengths > k]"""),
+    "mirrored padding of a short row": (lambda: F.pad(ragged().transpose(1, 2), (1, 1), mode="circular"), """\
 ShapeError
 tdc.pad: expected rows long enough for mode='circular', got a shorter row
-hint: mode='constant'""",
-        )
-
-    def test_blocks_of_what_is_no_image(self):
-        self.says(
-            lambda: F.unfold(ragged(), 2),
-            """\
+hint: mode='constant'"""),
+    "blocks of what is no image": (lambda: F.unfold(ragged(), 2), """\
 ShapeError
 tdc.unfold: expected (B, C, -1, -1), 2 dims behind channels, got NestedTensor float32[3, -1, 4], ragged dims (1,)
-hint: x.transpose(1, 2) puts features of sequences first""",
-        )
+hint: x.transpose(1, 2) puts features of sequences first"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])

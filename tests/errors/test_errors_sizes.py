@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import Texts
+from texts import Says, check_text
 from torch import nn
 
 import tdc
@@ -105,30 +105,22 @@ def test_other_errors_stay():
         nn.Linear(4, 2)(FEATURES.double())
 
 
-class TestTexts(Texts):
-    def test_linear(self):
-        self.says(
-            lambda: nn.Linear(5, 2)(FEATURES),
-            """\
+SAYS: dict[str, Says] = {
+    "linear": (lambda: nn.Linear(5, 2)(FEATURES), """\
 ShapeError
 tdc.linear: expected 5 features, got 4 in NestedTensor float32[3, -1, 4]
-hint: nn.Linear(4, 2), or features of size 5""",
-        )
-
-    def test_channels(self):
-        self.says(
-            lambda: nn.Conv1d(5, 2, 3)(CHANNELS),
-            """\
+hint: nn.Linear(4, 2), or features of size 5"""),
+    "channels": (lambda: nn.Conv1d(5, 2, 3)(CHANNELS), """\
 ShapeError
 tdc.conv1d: expected 5 channels, got 4 in NestedTensor float32[3, 4, -1]
-hint: in_channels=4 of the layer; channels are dim 1""",
-        )
-
-    def test_an_index(self):
-        self.says(
-            lambda: nn.Embedding(10, 2)(IDS.to_padded()),
-            """\
+hint: in_channels=4 of the layer; channels are dim 1"""),
+    "an index": (lambda: nn.Embedding(10, 2)(IDS.to_padded()), """\
 IndexingError
 tdc.embedding: expected indices in [0, 9], got 1 outside in MaskedBatch int64[2, 3]
-hint: num_embeddings of the layer is one more than the largest index""",
-        )
+hint: num_embeddings of the layer is one more than the largest index"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_says(name: str):
+    check_text(*SAYS[name])
