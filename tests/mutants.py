@@ -56,7 +56,7 @@ FAST = "not slow and not sweep"
 ROWS, TRACED = 120, 12  # of the matrix, at most, for one file: in eager mode, and the nearest in graphs
 ALWAYS = [
     str(ROOT / "tests/docs/test_readme.py::test_support_table_is_up_to_date"),
-    str(ROOT / "tests/laws/test_wrong_arguments.py"),
+    str(ROOT / "tests/errors/test_wrong_arguments.py"),
     str(ROOT / "tests/ops/test_inplace.py"),
 ]
 SWAPS: dict[type, type] = {

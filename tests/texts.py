@@ -51,6 +51,16 @@ def said(error: type[Exception], fn: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
+def refused(call: Callable[[], Any], error: type[TdcError], hint: str) -> None:
+    """It raises this class, in our three parts, and the spelling is in the last."""
+    with pytest.raises(TdcError) as caught:
+        call()
+    text = str(caught.value)
+    assert isinstance(caught.value, error), text
+    assert FORM.fullmatch(text), text
+    assert hint in text, text
+
+
 class Texts(TestCase):
     """The same as a method, for tests that prepare what they call."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from texts import refused
 from torch import nn
 
 import tdc
@@ -165,16 +165,6 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
         lambda: tdc.NestedTensor(VALUES, torch.tensor([0, 3, 2])), tdc.StructureError, "tdc.offsets_of(lengths)"
     ),
 }  # fmt: skip
-
-
-def refused(call: Callable[[], Any], error: type[tdc.TdcError], hint: str) -> None:
-    """It raises this class, in our three lines, and the spelling is in the last."""
-    with pytest.raises(tdc.TdcError) as caught:
-        call()
-    text = str(caught.value)
-    assert isinstance(caught.value, error), text
-    assert re.fullmatch(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", text), text
-    assert hint in text, text
 
 
 @pytest.mark.parametrize("kind", BATCHES)
