@@ -20,8 +20,7 @@ from tdc.ragged.storage import is_ragged
 
 BATCHES = (((3, 1, 5, 2), (2, 4, 3, 6)), ((6, 2, 4, 3, 5), (5, 2, 7, 3, 4)))  # lengths of first and other arguments
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of arguments
-QUICK = ("masked softmax", "product of two ragged", "fused attention", "positional encodings", "layer norm")
-LARGE = ("heads by chunks", "transformer", "stock encoder")  # with the other cases as parts
+LARGE = ("heads by chunks", "transformer", "stock encoder")
 
 
 def made(case: str) -> tuple[Any, list[list[list[Tensor]]]]:
@@ -83,10 +82,9 @@ def in_one_graph(case: str) -> None:
     assert (compiled.counts.graphs, compiled.counts.breaks) == (1, 0)
 
 
-@pytest.mark.cases(0, 2)
-@pytest.mark.parametrize("case", QUICK)
-def test_in_one_graph(case: str):
-    in_one_graph(case)
+@pytest.mark.slow
+def test_fused_attention_in_one_graph():
+    in_one_graph("fused attention")
 
 
 @pytest.mark.cases(0, 1)
@@ -95,19 +93,13 @@ def test_large_ones_in_one_graph(case: str):
     in_one_graph(case)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("case", [case for case in CASES if case not in QUICK and case not in LARGE])
-def test_the_others_in_one_graph(case: str):
-    in_one_graph(case)
-
-
-@pytest.mark.parametrize("case", ["causal self-attention", "cross-attention"])
+@pytest.mark.parametrize("case", ["encoder", "heads by chunks"])
 def test_one_example_alone(case: str):
     fn, batches = made(case)
     agrees(fn, [column[:1] for column in batches[0]], fn)
 
 
 def test_a_wrong_gradient_is_seen():
-    fn, batches = made("layer norm")
+    fn, batches = made("encoder")
     with pytest.raises(AssertionError):
         agrees(fn, batches[0], lambda x: fn(x).detach() + 0 * fn(x))

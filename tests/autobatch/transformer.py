@@ -206,29 +206,6 @@ class StockEncoder(nn.Module):
 
 
 @tdc.batch
-def masked_softmax(x):
-    return x.softmax(0)
-
-
-@tdc.batch
-def product(x, y):
-    return x @ y.transpose(0, 1)
-
-
-@tdc.batch
-def transposed(x):
-    return x.transpose(0, 1)
-
-
-@tdc.batch
-def causal(x):
-    """Matchbox's `causal_mask(2, 1)`, softmax and matmul."""
-    scores = x @ x.transpose(0, 1)
-    later = torch.ones_like(scores).triu(1) > 0
-    return scores.masked_fill(later, -math.inf).softmax(-1) @ x
-
-
-@tdc.batch
 def fused(x, y):
     return F.scaled_dot_product_attention(x, y, y), F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
@@ -242,22 +219,9 @@ def rows(count: int) -> Tensor:
 
 
 CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {  # what makes the function, and what draws its arguments
-    "masked softmax": (lambda: masked_softmax, (rows,)),
-    "product of two ragged": (lambda: product, (rows, rows)),
-    "transposed": (lambda: transposed, (rows,)),
-    "causal attention": (lambda: causal, (rows,)),
     "fused attention": (lambda: fused, (rows, rows)),
-    "layer norm": (LayerNorm, (rows,)),
-    "feed forward": (FeedForward, (rows,)),
-    "residual block": (lambda: ResidualBlock(FeedForward()), (rows,)),
-    "self-attention": (SelfAttention, (rows,)),
-    "cross-attention": (CrossAttention, (rows, rows)),
-    "causal self-attention": (lambda: SelfAttention(causal=True), (rows,)),
     "heads by chunks": (lambda: MultiHeadByChunks(Attention()), (rows, rows, "the second")),
-    "encoder layer": (EncoderLayer, (rows,)),
-    "decoder layer": (DecoderLayer, (rows, rows)),
-    "positional encodings": (lambda: positional_encodings, (rows,)),
     "encoder": (Encoder, (rows,)),
-    "transformer": (Transformer, (words, words)),
+    "transformer": (Transformer, (words, words)),  # with all other modules as parts
     "stock encoder": (StockEncoder, (rows,)),
 }

@@ -275,6 +275,7 @@ KNOWN_TOTALS: dict[str, Call] = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", KNOWN_TOTALS)
 def test_graphs_know_sizes_that_follow_from_the_operands(name: str):
     unbacked: list[Any] = []
