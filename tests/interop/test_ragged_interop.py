@@ -340,25 +340,6 @@ def test_loader_with_workers(collate: Any):
 # -- torch's machinery
 
 
-def test_zero_copy_both_ways_and_gradients():
-    leaf = torch.randn(5, 3, requires_grad=True)
-    x = NestedTensor(leaf, T([0, 2, 2, 5]))
-    jagged: Any = x.to_torch()
-    assert jagged.values().data_ptr() == leaf.data_ptr()
-    back: Any = tdc.from_torch(jagged)
-    assert back.values.data_ptr() == leaf.data_ptr()
-    assert back.offsets.data_ptr() == x.offsets.data_ptr()
-    (back * 2).sum().backward()
-    assert leaf.grad is not None
-    assert leaf.grad.eq(2).all()
-    values = leaf.detach().requires_grad_()
-    ours: Any = tdc.from_torch(torch.nested.nested_tensor_from_jagged(values, x.offsets))
-    assert ours.values.data_ptr() == values.data_ptr()
-    ours.sin().sum().backward()
-    assert values.grad is not None
-    assert torch.allclose(values.grad, leaf.detach().cos())
-
-
 def test_autocast():
     x, linear = rows(2, 0, 3), torch.nn.Linear(3, 4)
     for batch in (x, x.to_padded()):
