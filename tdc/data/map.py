@@ -26,7 +26,6 @@ from tdc.core.progress import Progress, check_progress, shown
 from tdc.data.chunks import check_out, chunks_of, joined, write
 from tdc.data.epochs import SEEDS
 from tdc.data.executors import Work, check_executor
-from tdc.data.progress import check_progress, shown
 from tdc.tensordict.methods import register
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict

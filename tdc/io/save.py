@@ -151,7 +151,9 @@ def memmap_empty(
     return load(path, mode="r+", classes=classes_of(td))
 
 
-def memmap(td: TensorDict, path: PathLike, mode: Literal["r", "r+"], overwrite: bool, sync: bool) -> TensorDict:
+def memmap(
+    td: TensorDict, path: PathLike, mode: Literal["r", "r+"], overwrite: bool, sync: bool, progress: Progress
+) -> TensorDict:
     """`td.memmap(path)`."""
     check_mode("memmap", mode)
     save_as("memmap", td, path, overwrite, sync, False, progress)

@@ -35,13 +35,7 @@ def share_memory(td: TensorDict) -> TensorDict:
 
 
 def pin_memory(td: TensorDict) -> TensorDict:
-    """The same in page-locked memory, all tensors in one storage, from which a copy to a GPU need not wait.
-
-    Leaves on a device stay. A DataLoader calls this with `pin_memory=True`.
-
-    Raises:
-        UnsupportedError: torch finds no accelerator, which is what memory is locked for.
-    """
+    """`td.pin_memory()`."""
     expect("pin_memory", td, TensorDict)
     if not torch.accelerator.is_available():
         got, hint = "none that torch finds", "leave it out, or td.share_memory() for other processes"

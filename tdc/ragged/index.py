@@ -90,9 +90,9 @@ def names_rows(x: Any, index: Any) -> bool:
     return not (isinstance(index, (tuple, NEW_DIM, GAP)) or x._batch_dim)
 
 
-def picker(x: Any, index: Any) -> Pick:
-    """A function that indexes every batch with the structure of `x`; results share a structure, too."""
-    return rows_at(x, index) if names_rows(x, index) else lambda y: index_dims(y, index)
+def picker(x: Any, index: Any) -> Pick | None:
+    """A function that indexes every batch with the structure of `x`; None for an index of more than rows."""
+    return rows_at(x, index) if names_rows(x, index) else None
 
 
 def index_ragged(x: Any, index: Any) -> Any:

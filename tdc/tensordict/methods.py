@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 
 from tdc.core.errors import UnsupportedError, message
+from tdc.core.progress import Progress
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.paths import depth
 
@@ -68,12 +69,12 @@ class Methods(Keyed):
 
     def memmap(
         self, path: str | os.PathLike[str], *, mode: Literal["r", "r+"] = "r", overwrite: bool = False,
-        sync: bool = True,
+        sync: bool = True, progress: Progress = False,
     ) -> Self:  # fmt: skip
         """The same TensorDict with its leaves on disk: `tdc.io.save`, then `tdc.io.load`. A tensorclass stays one.
 
         Args:
-            path, overwrite, sync: as of `tdc.io.save`.
+            path, overwrite, sync, progress: as of `tdc.io.save`.
             mode: as of `tdc.io.load`; "r+" for leaves whose memory is that of the files.
 
         Raises:
@@ -86,7 +87,7 @@ class Methods(Keyed):
             ...     print(td["x"], tdc.io.load(f"{folder}/store").keys())
             tensor([0., 0., 0.]) ('x',)
         """
-        return WORK.memmap(self, path, mode, overwrite, sync)
+        return WORK.memmap(self, path, mode, overwrite, sync, progress)
 
     def share_memory(self) -> Self:
         """The same in memory that other processes see, all tensors in one storage; those that are there already stay.

@@ -272,32 +272,7 @@ hint: partition({lambda path, p: p.ndim == 2: muon(), '*': adamw()})""")  # fmt:
 DtypeError
 tdc.optim.{make.__name__}: expected real parameters, got 1 complex ones
 at w: Tensor complex64[2]
-hint: leave these to adam with tdc.optim.partition""",
-            )
-
-    def test_hyperparameters(self):
-        self.says(
-            lambda: inject(adamw, amsgrad=True),
-            """\
-DtypeError
-tdc.optim.inject: expected floats, tensors or schedules by name, got none
-hint: inject(adamw, lr=1e-3, weight_decay=0.1)""",
-        )
-        self.says(
-            lambda: inject(torch.relu, input=T(1.0)),
-            """\
-DtypeError
-tdc.optim.inject: expected a Transform, got Tensor float32[]
-hint: clip_by_global_norm(1.0), or adamw(1e-3)""",
-        )
-        self.says(
-            lambda: inject(adamw, lr=T([0.1, 0.2])).init(like()),
-            """\
-ShapeError
-tdc.optim.inject: expected a learning rate of one number, or one for each model, got Tensor float32[2] \
-for batch_size []
-hint: a tensor for stacked parameters outside of vmap, which optimisers take as they are""",
-        )
+hint: leave these to adam with tdc.optim.partition""")  # fmt: skip
 
     def test_around_optimisers(self):
         self.says(lambda: multi_steps(clip_by_global_norm(1.0), 2), """\

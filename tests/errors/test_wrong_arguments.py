@@ -1,7 +1,7 @@
 """Arguments that a newcomer gets wrong: another kind, a size or step of 0, a name that is none; eagerly and in a graph.
 
 torch refuses each of these calls on one example, too. What is checked here is that we do so in our words, and that the
-kinds which `core.kinds` reads in torch's declarations are those of every sound call in the catalogue.
+kinds which `core.calls` reads in torch's declarations are those of every sound call in the catalogue.
 """
 
 from __future__ import annotations
