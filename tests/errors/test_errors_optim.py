@@ -111,7 +111,7 @@ tdc.optim.inject: expected a Transform, got Tensor float32[]
 hint: clip_by_global_norm(1.0), or adamw(1e-3)"""),
     "hyperparameters, 3": (lambda: inject(adamw, lr=T([0.1, 0.2])).init(like()), """\
 ShapeError
-tdc.optim.inject: expected a learning rate of one number, or one for each member, got Tensor float32[2] \
+tdc.optim.inject: expected a learning rate of one number, or one for each model, got Tensor float32[2] \
 for batch_size []
 hint: a tensor for stacked parameters outside of vmap, which optimisers take as they are"""),
     "more schedules": (lambda: wsd(0.1, 10, 6, 5), """\
