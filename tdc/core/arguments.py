@@ -105,12 +105,21 @@ def shown_traced(n: int) -> str:
 trace_as(shown, shown_traced)
 
 
-def refuse_cuda(*given: Any) -> None:
-    """Refuse a CUDA device among arguments of a call that failed where there is none, with an UnsupportedError."""
-    devices = [torch.device(x) for x in given if isinstance(x, (str, torch.device))]
+def refuse_device(*given: Any) -> None:
+    """Refuse what is not a device among the arguments of a `to` that failed, and CUDA where there is none."""
+    devices = [as_device("to", x) for x in given if isinstance(x, (str, torch.device))]
     if any([device.type == "cuda" for device in devices]) and not torch.cuda.is_available():
         hint = "x.to('cuda' if torch.cuda.is_available() else 'cpu')"
         raise UnsupportedError(message("to", "a CUDA device", "a machine without", hint=hint)) from None
+
+
+def as_device(op: OpName, device: Any) -> torch.device:
+    """A device by its name; a DtypeError for another one."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        got = f"{device!r}" if isinstance(device, str) else describe(device)
+        raise DtypeError(message(op, "a device", got, hint="'cpu', 'cuda' or 'cuda:0'")) from None
 
 
 def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str = LISTED) -> list[Any]:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import int_tuple, normal_dim, refuse_cuda
+from tdc.core.arguments import int_tuple, normal_dim, refuse_device
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import certain, has_numbers, hold, known, mark_dynamic
@@ -202,7 +202,7 @@ class MaskedBatch(Operations):
         try:
             data, lengths = self.data.to(*args, **kwargs), self.lengths
         except (AssertionError, RuntimeError):
-            refuse_cuda(*args, *kwargs.values())
+            refuse_device(*args, *kwargs.values())
             raise
         moves = data.device != lengths.device
         lengths = lengths.to(data.device) if moves else lengths

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_number, int_tuple, normal_dim, refuse_cuda
+from tdc.core.arguments import expect_number, int_tuple, normal_dim, refuse_device
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
@@ -247,7 +247,7 @@ class NestedTensor(Operations):
         try:
             values = of_examples(Tensor.to)(self.values, *args, **kwargs)
         except (AssertionError, RuntimeError):
-            refuse_cuda(*args, *kwargs.values())
+            refuse_device(*args, *kwargs.values())
             raise
         s = self.structure
         if values.device == s.offsets.device:

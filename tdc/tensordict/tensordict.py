@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import check_entries, expect_function, refuse_cuda
+from tdc.core.arguments import check_entries, expect_function, refuse_device
 from tdc.core.container import error_of
 from tdc.core.dtypes import in_numpy
 from tdc.core.dynamo import trace_as
@@ -278,7 +278,7 @@ class TensorDict(Methods, Operations):
         try:
             leaves = {p: v.to(*args, **kwargs) if p in chosen else v for p, v in self._leaves.items()}
         except (AssertionError, RuntimeError):
-            refuse_cuda(*devices)
+            refuse_device(*devices)
             raise
         all_moved = len(chosen) == len(leaves)
         device = self._device if not devices else torch.device(devices[0]) if all_moved else None

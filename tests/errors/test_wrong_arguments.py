@@ -159,7 +159,9 @@ def test_a_sound_call_has_the_kinds_that_torch_declares(kind: str):
     assert not refused, "\n".join(refused)
 
 
-def test_an_error_of_torch_stays_as_it_is():
+def test_an_error_of_torch_keeps_its_words_and_what_catches_it():
     with pytest.raises(RuntimeError) as error:
         torch.matmul(X, torch.randn(4, 2, dtype=torch.float64))
-    assert not isinstance(error.value, TdcError)
+    assert isinstance(error.value, tdc.CallError)
+    assert "torch: " in str(error.value)
+    assert isinstance(error.value.__cause__, RuntimeError)
