@@ -226,7 +226,7 @@ def items_of(x: Grown) -> tuple[Tensor, Tensor]:
     """
     items = x.items
     if not isinstance(items, Tensor):
-        raise refusal("items that are no tensors of one shape")
+        raise refusal("items other than tensors of one shape")
     there = torch.arange(items.shape[0], device=items.device) < x.count
     return items, there.reshape(-1, *[1] * (items.ndim - 1))
 

@@ -57,7 +57,7 @@ MADE = [0]  # loops of graphs, counted while they are traced
 
 @dataclass(frozen=True)
 class Options:
-    """How loops are lowered: "auto", "while" or "unroll", and the number of rounds that a `while` has at most."""
+    """The lowering of loops, "auto", "while" or "unroll", and a bound on the rounds of a `while`."""
 
     lower: str = "auto"
     max_iters: int | None = None

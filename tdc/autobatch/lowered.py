@@ -253,8 +253,8 @@ def joined(names: Sequence[str], m: Mask, test: Any, ends: Sequence[End]) -> tup
 
 
 def chosen(a: Tensor, b: Tensor) -> Tensor:
-    """Where masks `a` and `b` meet, the examples with the values of `a`: those of `a`, and, if it has any, those of
-    neither."""
+    """A mask of the examples with the values of `a` where masks `a` and `b` meet: also those in neither, if `a` has
+    any."""
     return ~b & a.any()
 
 
@@ -347,7 +347,7 @@ def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: 
 
 
 def form_of(tree: Any) -> list[Any]:
-    """What a loop compares of a value: of each tensor its dtype and shape, and other leaves."""
+    """The form of a value in a loop: dtype and shape of each tensor, and other leaves."""
     return [(x.data.dtype, x.data.shape[1:], x.number) if is_lane(x) else x for x in flatten(tree)[0]]
 
 

@@ -167,7 +167,7 @@ class Overwritten(ast.NodeVisitor):
 
 
 def change(call: ast.Call, func: ast.Attribute, local: set[str], alone: bool, targets: set[str]) -> str:
-    """What to write instead of a method that changes its object; empty for any other.
+    """A hint for a method that changes its object; empty for any other.
 
     Args:
         alone: True if the call is a statement.
@@ -189,7 +189,7 @@ def change(call: ast.Call, func: ast.Attribute, local: set[str], alone: bool, ta
 
 
 def in_place(call: ast.Call, name: str, owner: ast.expr, local: set[str]) -> str:
-    """What to write instead of a method, or function of torch, whose name ends with one underscore."""
+    """A hint for a method, or function of torch, whose name ends with one underscore."""
     begin = owner
     while isinstance(begin, ast.Call) and isinstance(begin.func, ast.Attribute):
         begin = begin.func.value

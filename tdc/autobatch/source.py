@@ -117,7 +117,7 @@ def definition_in(text: str, first: int, fn: FunctionType) -> ast.FunctionDef | 
         above = "\n" * (first - 1 - inside)
         module = ast.parse(f"{above}if True:\n{text}" if inside else above + text)
     except SyntaxError:
-        raise unreadable(fn, "is no Python") from None
+        raise unreadable(fn, "is not Python") from None
     place = [part for part in fn.__qualname__.split(".") if part != "<locals>"]
     best: tuple[tuple[int, bool, int], ast.FunctionDef | ast.AsyncFunctionDef] | None = None
     for path, node in definitions_in(module, ()):

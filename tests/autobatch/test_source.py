@@ -204,7 +204,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
     ),
     "no Python": (
         lambda: tdc.batch(plus, source="def plus(:\n"), tdc.UnsupportedError,
-        f"{SOURCE}is no Python\nhint: tdc.batch(fn, source=text)",
+        f"{SOURCE}is not Python\nhint: tdc.batch(fn, source=text)",
     ),
     "no text": (
         lambda: tdc.batch(source=3)(plus), tdc.DtypeError,  # type: ignore[arg-type]  # what is tested

@@ -114,7 +114,7 @@ def plus(op: Any, product: Op) -> Op:
         dtype = found.dtype
         exact = not dtype.is_floating_point and not dtype.is_complex
         if exact and not (beta == alpha == 1 or (isinstance(beta, int) and isinstance(alpha, int))):
-            refuse(f"torch.{name_of(op)} of whole numbers with factors that are none", "beta and alpha as ints")
+            refuse(f"torch.{name_of(op)} of integers with other factors", "beta and alpha as ints")
         if dtype == torch.bool and not beta == alpha == 1:
             refuse(f"torch.{name_of(op)} of bools with factors", "beta=1 and alpha=1")
         found = found if alpha == 1 else found * alpha

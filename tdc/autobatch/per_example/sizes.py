@@ -61,7 +61,7 @@ def groups(op: Any, x: NestedTensor, given: list[Any]) -> tuple[list[Any], list[
 
 
 def ragged_places(op: Any, x: NestedTensor, given: list[Any]) -> tuple[int, int]:
-    """Where the sizes of the ragged dims begin and end.
+    """The positions where the sizes of the ragged dims begin and end.
 
     Raises:
         ShapeError: they are not side by side, or not one for each ragged dim.
@@ -135,7 +135,7 @@ def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
 
 
 def expand(input: Any, given: list[Any]) -> Any:
-    """Also `broadcast_to`."""
+    """`expand` and `broadcast_to`."""
     x = ragged(input, torch.Tensor.expand)
     if len(given) < rank(x):
         got = f"{len(given)} for {rank(x)} dims"
