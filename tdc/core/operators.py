@@ -117,11 +117,6 @@ def refuse_mapped(what: str, dims: Iterable[int | None]) -> None:
         raise StructureError(message("vmap", "one ragged structure for all examples", f"mapped {what}", hint=hint))
 
 
-def meet(args: tuple[Any, ...]) -> None:
-    """Make Dynamo guard on float arguments now: an autograd function is a graph of its own (2.11-2.13)."""
-    _ = [isinstance(a, float) for a in args]
-
-
 def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
     """`apply` of an autograd function whose `forward` calls operators; `forward` under a transform of `torch.func`.
 
@@ -135,7 +130,7 @@ def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
         return applied(directed or plain, *args)
 
     def run_traced(*args: Any) -> Any:
-        meet(args)
+        _ = [isinstance(a, float) for a in args]  # guards on floats now: a function is a graph of its own (2.11-2.13)
         return plain.forward(*args) if under_transform() else plain.apply(*args)
 
     trace_as(run, run_traced)
