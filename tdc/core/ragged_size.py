@@ -29,8 +29,8 @@ VIEWS = (Tensor.view, Tensor.reshape, torch.reshape, Tensor.expand, Tensor.unfla
 FACTORIES = (torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn)
 NUMBERS = ["bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "neg", "pos", "abs", "invert"]
 ORDERS = ["lt", "le", "gt", "ge"]
-ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"]
-ARITHMETIC += ["and", "or", "xor"]
+BITS = ["and", "or", "xor"]
+ARITHMETIC = [*BITS, "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"]
 
 
 def refuse(op: str | Op, hint: str = HINT) -> NoReturn:
