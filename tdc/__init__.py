@@ -64,11 +64,11 @@ from .tensordict.combine import merge as merge
 from .tensordict.combine import partition as partition
 from .tensordict.combine import ravel as ravel
 from .tensordict.combine import stack_keys as stack_keys
+from .tensordict.display import Summary as Summary
 from .tensordict.nbytes import nbytes as nbytes
 from .tensordict.nbytes import param_count as param_count
 from .tensordict.nodes import Static as Static
 from .tensordict.object_array import ObjectArray as ObjectArray
-from .tensordict.summary import Summary as Summary
 from .tensordict.tensorclass import TensorClass as TensorClass
 from .tensordict.tensorclass import tensorclass as tensorclass
 from .tensordict.tensordict import TensorDict as TensorDict

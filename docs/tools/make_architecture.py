@@ -48,7 +48,7 @@ TAIL = """\
 - **An operation**: one row in the file of its family in `tdc/ops/`, and samples in `tests/catalogue/`:
   [rules](rules.md). For an operation of your own, outside the library: [extending](extending.md).
 - **A method of a container**: if torch.Tensor has it, a row gives the method. If not, a function whose first argument
-  is the container, and one entry in the table of `tdc/ragged/methods.py` or `tdc/tensordict/methods.py`;
+  is the container, and one entry in the table of `tdc/ragged/methods.py`, or a method of `tdc/tensordict/methods.py`;
   `python docs/tools/make_stubs.py` tells type checkers.
 - **An optimiser**: a file in `tdc/optim/` with a function that returns an `Optimizer`, written with the operations of
   `tdc/optim/foreach.py`, and its pair in `torch.optim` in `tests/optim/test_optim.py`: [optim](optim.md).

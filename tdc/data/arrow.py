@@ -1,4 +1,4 @@
-"""Tables of Arrow as TensorDicts and back: what Parquet files, data frames and data sets of Hugging Face hold.
+"""Tables of Arrow, Parquet files and data sets of Hugging Face as TensorDicts and back.
 
     numbers (N,)                     tensor (N,)              in place
     bool (N,)                        tensor (N,)              a copy: Arrow keeps bits
@@ -10,12 +10,17 @@
 Invariants:
   - nulls are refused, never filled; in an ObjectArray they are None;
   - a column of several chunks is joined first, which copies it;
-  - Arrow's memory never changes: leaves that `tdc.copy_` writes into are made by `copy=True`.
+  - Arrow's memory never changes: leaves that `tdc.copy_` writes into are made by `copy=True`;
+  - a file appears whole or not at all.
 """
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Iterable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,6 +30,7 @@ from tdc.core.arguments import expect, keys_of
 from tdc.core.dtypes import in_numpy
 from tdc.core.errors import (
     DtypeError,
+    FormatError,
     KeyPathError,
     ShapeError,
     UnsupportedError,
@@ -34,6 +40,8 @@ from tdc.core.errors import (
     refuse_wrong,
 )
 from tdc.core.extras import extra
+from tdc.io.publish import path_text
+from tdc.io.save import PathLike
 from tdc.layout.structure import Structure, extent_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -48,7 +56,7 @@ READ, WRITE = "data.from_arrow", "data.to_arrow"
 
 
 class Unfit(Exception):
-    """What is wrong with one column or leaf."""
+    """A fault of one column or leaf."""
 
 
 def from_arrow(table: Any, *, columns: Iterable[str] | None = None, copy: bool = False) -> TensorDict:
@@ -100,7 +108,7 @@ def arrow() -> Any:
 
 
 def as_table(table: Any) -> Any:
-    """What was given as a table of Arrow."""
+    """The argument as a table of Arrow."""
     pa: Any = arrow()
 
     if isinstance(table, pa.RecordBatch):
@@ -201,7 +209,7 @@ class Reader:
 
 
 def is_object(kind: Any) -> bool:
-    """Whether values of a type are Python objects: texts, bytes, and lists of these or of records."""
+    """True if values of a type are Python objects: texts, bytes, and lists of these or of records."""
     pa: Any = arrow()
 
     types = pa.types
@@ -214,7 +222,7 @@ def is_object(kind: Any) -> bool:
 
 
 def shaped(array: Any) -> Any:
-    """What an extension type is stored as; of one with a shape, as fixed lists of that shape."""
+    """The storage of an extension type; for one with a shape, fixed lists of that shape."""
     pa: Any = arrow()
 
     storage, shape = array.storage, getattr(array.type, "shape", None)
@@ -328,3 +336,111 @@ def numbers(x: Tensor, pa: Any) -> Any:
             raise Unfit(f"{describe(x)}, a list of no numbers")
         out = pa.FixedSizeListArray.from_arrays(out, size)
     return out
+
+
+READ_FILE, WRITE_FILE, DATASET = "data.from_parquet", "data.to_parquet", "data.to_dataset"
+WRITES = "tdc.data.to_parquet writes one"
+
+
+def from_parquet(path: PathLike, *, columns: Iterable[str] | None = None) -> TensorDict:
+    """The TensorDict of a Parquet file, or of a folder of such files.
+
+    Args:
+        columns: only these are read; their order is kept.
+
+    Raises:
+        FormatError: no Parquet file.
+        UnsupportedError, KeyPathError: as `from_arrow`.
+        OSError: nothing there, or what the system refuses.
+
+    Compile:
+        Eager only; needs pyarrow.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     to_parquet(TensorDict({"x": torch.arange(3), "y": torch.zeros(3, 2)}, [3]), f"{folder}/a.parquet")
+        ...     from_parquet(f"{folder}/a.parquet", columns=["x"])["x"]
+        tensor([0, 1, 2])
+    """
+    pa: Any = arrow()
+    pq: Any = import_module("pyarrow.parquet")
+
+    text = path_text(READ_FILE, path)
+    names = None if columns is None else keys_of(READ_FILE, columns, "a list of columns", "columns=['a', 'b']")
+    try:
+        files = pq.ParquetDataset(text)
+        if not files.files:
+            raise FormatError(message(READ_FILE, "a Parquet file", f"a folder without any at {text!r}", hint=WRITES))
+        known = files.schema.names
+        absent = [name for name in names or () if name not in known]
+        if absent:
+            hint = f"columns: {', '.join(known)}"
+            raise KeyPathError(message(READ_FILE, "columns of the file", f"{absent[0]!r}", hint=hint))
+        table = pq.read_table(text, columns=names)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise FormatError(message(READ_FILE, "a Parquet file", first_line(error), hint=WRITES)) from None
+    return from_arrow(table, columns=names)
+
+
+def to_parquet(td: TensorDict, path: PathLike, *, overwrite: bool = False) -> None:
+    """Write a TensorDict to a Parquet file, which every data frame library reads.
+
+    Args:
+        overwrite: replace a file that is there.
+
+    Raises:
+        UnsupportedError, ShapeError: as `to_arrow`; what Parquet cannot hold of it, such as nodes without leaves.
+        FormatError: something is at the path.
+        OSError: the system refuses, e.g. a full disk. The path is then as it was.
+
+    Compile:
+        Eager only; needs pyarrow.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tdc.ragged.pack import pack
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     to_parquet(TensorDict({"x": pack([torch.ones(2), torch.ones(1)])}, [2]), f"{folder}/a.parquet")
+        ...     from_parquet(f"{folder}/a.parquet")["x"].tolist()
+        [[1.0, 1.0], [1.0]]
+    """
+    pa: Any = arrow()
+    pq: Any = import_module("pyarrow.parquet")
+
+    expect(WRITE_FILE, td, TensorDict)
+    text = path_text(WRITE_FILE, path)
+    expect(WRITE_FILE, overwrite, bool, of=" for overwrite")
+    if os.path.lexists(text) and not (overwrite and os.path.isfile(text)):
+        got, hint = f"something at {text!r}", "overwrite=True replaces a file; or choose another path"
+        raise FormatError(message(WRITE_FILE, "a path where nothing is", got, hint=hint))
+    table, hidden = to_arrow(td), f"{text}.{uuid.uuid4().hex}"
+    if not table.num_columns:
+        got = "no leaves, whose number of rows would be lost"
+        raise UnsupportedError(message(WRITE_FILE, "what Parquet holds", got, hint="td.set(key, tensor)"))
+    try:
+        pq.write_table(table, hidden)
+        os.replace(hidden, text)
+    except pa.ArrowNotImplementedError as error:
+        hint = "td.exclude(key) of nodes without leaves"
+        raise UnsupportedError(message(WRITE_FILE, "what Parquet holds", first_line(error), hint=hint)) from None
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(hidden)
+
+
+def to_dataset(td: TensorDict) -> Any:
+    """A `datasets.Dataset` of Hugging Face, its columns the memory of the leaves where Arrow can use it.
+
+    `tdc.data.from_arrow(dataset)` is the way back.
+
+    Raises:
+        UnsupportedError, ShapeError: as `to_arrow`.
+
+    Compile:
+        Eager only; needs datasets.
+    """
+    datasets: Any = extra(DATASET, "datasets", "datasets")
+
+    expect(DATASET, td, TensorDict)
+    return datasets.Dataset(datasets.table.InMemoryTable(to_arrow(td)))

@@ -120,7 +120,7 @@ def as_samples(samples: list[Any]) -> list[TensorDict]:
 
 
 def is_empty_list(sample: Any, path: KeyPath) -> bool:
-    """Whether a sample has an empty list at a path."""
+    """True if a sample has an empty list at a path."""
     for key in parts(path):
         sample = sample.get(key) if isinstance(sample, Mapping) else None
     return isinstance(sample, list) and not sample

@@ -145,7 +145,7 @@ class EpochSampler(Sampler[list[int]]):
         return self.run(lists)
 
     def run(self, make: Callable[[Plan, int], Generator[Any, None, None]]) -> Iterator[Any]:
-        """What `make(plan, first)` yields from the batch `first` on, counted as it is handed out."""
+        """Yield from `make(plan, first)`, from the batch `first` on, and count what is handed out."""
         if self._handed_out():
             self.set_epoch(self._epoch + 1)
         plan, epoch, first = self.plan(), self._epoch, self._first
@@ -162,7 +162,7 @@ class EpochSampler(Sampler[list[int]]):
             self.set_epoch(epoch + 1)
 
     def _handed_out(self) -> bool:
-        """Whether a pass handed out the last batch, and its loop, which counts them, never asked for another one."""
+        """True if a pass handed out the last batch, and its loop never asked for another one."""
         return not self._first and 0 < self._done == len(self)
 
     # -- epochs and states
@@ -190,7 +190,7 @@ class EpochSampler(Sampler[list[int]]):
             self._done = 0
 
     def _settings(self) -> dict[str, Any]:
-        """What decides the batches, beside the epoch."""
+        """The settings that decide the batches, beside the epoch."""
         return {
             "examples": self._examples, "shuffle": self._shuffle, "seed": self._seed, "drop_last": self._drop_last,
             "world_size": self._world_size,

@@ -56,7 +56,7 @@ def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
 
 
 def is_hashable(x: Any) -> bool:
-    """Whether a value can be a key of a dict; a tuple can where what it holds can."""
+    """True if a value can be a key of a dict; a tuple can where what it holds can."""
     try:
         hash(x)
     except TypeError:

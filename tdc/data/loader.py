@@ -1,15 +1,22 @@
 """loader: batches of a TensorDict or of a store, by one gather each, in an order that can be resumed and shared out.
 
-There are no worker processes: what they would do, gathering rows of mapped memory, takes less time than handing a batch
-over. One background thread, where it is asked for, gathers and pins ahead; the copy to a device is queued by the thread
-that runs the loop, on the stream that it computes on.
+There are no worker processes: gathering rows of mapped memory takes less time than handing a batch over. One background
+thread, where it is asked for, gathers and pins ahead. It knows the generator and a small queue, not the iterator that
+reads from it: when that is closed, or garbage, the thread is stopped and waited for, as at the exit of Python. The copy
+to a device is queued by the thread that runs the loop.
 
-Invariants: those of `epochs` and of `prefetch`; a batch has memory of its own.
+Invariants:
+  - those of `epochs`; a batch has memory of its own;
+  - at most `prefetch` batches wait, and one is in the making;
+  - an error is raised where its batch would have been, with its own traceback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,13 +38,98 @@ from tdc.core.progress import Progress, check_progress, each
 from tdc.core.typing import NestedKey
 from tdc.data.dataset import Dataset, examples_of, index_device
 from tdc.data.epochs import Batches, EpochSampler, Plan, whole_number
-from tdc.data.prefetch import prefetched
-from tdc.data.token_budget import TokenBudgetSampler
+from tdc.data.samplers import TokenBudgetSampler
 from tdc.io.save import PathLike
 from tdc.ragged.storage import BATCHES
 from tdc.tensordict.combine import named_leaves
 from tdc.tensordict.leaf import unwrap
-from tdc.tensordict.tensordict import TensorDict, build_td
+from tdc.tensordict.tensordict import TensorDict
+
+
+class Queue:
+    """Items between the two threads."""
+
+    def __init__(self, most: int) -> None:
+        self.items: deque[Any] = deque()
+        self.most = most
+        self.changed = threading.Condition()  # reentrant: the garbage collector may close within
+        self.closed = self.ended = False
+        self.error: BaseException | None = None
+
+    def put(self, item: Any) -> bool:
+        """Wait for room and add an item; False when nobody reads any more."""
+        with self.changed:
+            while len(self.items) >= self.most and not self.closed:
+                self.changed.wait()
+            self.items.append(item)
+            self.changed.notify_all()
+            return not self.closed
+
+    def end(self, error: BaseException | None) -> None:
+        """There is nothing more, or an error in place of it."""
+        with self.changed:
+            self.ended, self.error = True, error
+            self.changed.notify_all()
+
+    def take(self) -> Any:
+        """Wait for an item. Raises StopIteration, or the error, where there is none."""
+        with self.changed:
+            while not self.items and not self.ended and not self.closed:
+                self.changed.wait()
+            if self.items and not self.closed:
+                self.changed.notify_all()
+                return self.items.popleft()
+            error, self.error = self.error, None
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def close(self, thread: threading.Thread) -> None:
+        """Stop the thread and wait for it."""
+        with self.changed:
+            self.closed = True
+            self.items.clear()
+            self.changed.notify_all()
+        if thread is not threading.current_thread():  # where the garbage collector runs in it
+            thread.join()
+
+
+class Ahead(Iterator[Any]):
+    """The items of a generator, made by a thread. `close` ends it, as does garbage collection."""
+
+    def __init__(self, items: Generator[Any, None, None], most: int) -> None:
+        self._queue = Queue(most)
+        thread = threading.Thread(target=fill, args=(items, self._queue), name="tdc.data.loader", daemon=True)
+        thread.start()
+        self.close = weakref.finalize(self, self._queue.close, thread)  # also at exit
+
+    def __next__(self) -> Any:
+        return self._queue.take()
+
+
+def fill(items: Generator[Any, None, None], queue: Queue) -> None:
+    """Put items into a queue until they end or nobody reads them."""
+    try:
+        for item in items:
+            if not queue.put(item):
+                break
+        items.close()
+        queue.end(None)
+    except BaseException as error:  # whatever it is belongs to who reads
+        queue.end(error)
+
+
+def prefetched(items: Generator[Any, None, None], most: int) -> Generator[Any, None, None]:
+    """The same items, up to `most` of them made ahead; without a thread where that is 0."""
+    if not most:
+        yield from items
+        return
+    ahead = Ahead(items, most)
+    try:
+        yield from ahead
+    finally:
+        ahead.close()
+
 
 OP = "data.loader"
 
@@ -104,7 +196,7 @@ def loader(
 
 
 class Loader:
-    """What `loader` returns: batches, one epoch in each pass."""
+    """The result of `loader`: batches, one epoch in each pass."""
 
     def __init__(
         self, td: TensorDict, sampler: EpochSampler, prefetch: int, pin_memory: bool, device: torch.device | None,
@@ -131,7 +223,7 @@ class Loader:
 
     @property
     def batch_sampler(self) -> EpochSampler:
-        """What decides the batches. Trainers that count epochs look here for what has `set_epoch`."""
+        """The sampler that decides the batches. Trainers that count epochs look for `set_epoch` here."""
         return self._sampler
 
     @property
@@ -167,19 +259,9 @@ class Loader:
 def gathered(td: TensorDict, plan: Plan, first: int, pin_memory: bool) -> Generator[TensorDict, None, None]:
     """The batches of a plan, each by one gather."""
     positions = plan.positions.to(index_device(td))
-    rows = gather_of(td)
     for begin, end in zip(plan.bounds[first:], plan.bounds[first + 1 :], strict=False):
-        batch = rows(positions[begin:end])
+        batch = td[positions[begin:end]]
         yield TensorDict.pin_memory(batch) if pin_memory else batch
-
-
-def gather_of(td: TensorDict) -> Callable[[Tensor], TensorDict]:
-    """`td[positions]` for many vectors of positions: what the kind of leaves decides is looked at once."""
-    if len(td._size) > 1 or not all([type(x) is Tensor and x.is_cpu for x in td._leaves.values()]):
-        return lambda positions: td[positions]
-    selects = [(path, x.index_select) for path, x in td._leaves.items()]
-    nodes, device = td._nodes, td._device
-    return lambda positions: build_td({p: f(0, positions) for p, f in selects}, nodes, positions.shape, device)
 
 
 def to_device(

@@ -177,7 +177,7 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
 
 
 def one_length(td: TensorDict, examples: Sequence[TensorDict]) -> bool:
-    """Whether all leaves are ragged in the first dim of the examples, and have the same length there in each."""
+    """True if all leaves are ragged in the first dim of the examples, and have the same length there in each."""
     k = len(td._size)
     ragged = [isinstance(x, (NestedTensor, MaskedBatch)) and k in x.ragged_dims for x in td._leaves.values()]
     lengths = [{leaf.shape[k - 1] for leaf in x._leaves.values()} for x in examples] if all(ragged) else []
@@ -218,7 +218,7 @@ def check_choices(op: OpName, td: TensorDict, side: Any, mask_key: NestedKey | N
 
 
 def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
-    """What padding holds, for each leaf that it is given for; the entry of a leaf goes before that of a node above."""
+    """The padding of each leaf that it is given for; the entry of a leaf goes before that of a node above."""
     if not isinstance(value, Mapping):
         check_fills("data.pad_sequence", {"value": value})
         return dict.fromkeys(td._leaves, value)
@@ -229,7 +229,7 @@ def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
 
 
 def check_fills(op: OpName, values: Mapping[str, Any]) -> None:
-    """What padding holds are numbers."""
+    """Refuse padding that is no number."""
     wrong = {name: describe(v) for name, v in values.items() if not isinstance(v, (Number, Tensor))}
     refuse_wrong(DtypeError, op, "numbers to pad with", wrong, "others", "value=0.0, or value={'key': -1}")
 

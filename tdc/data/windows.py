@@ -98,7 +98,7 @@ def documents_at(td: TensorDict, key: Any) -> NestedTensor:
 
 
 def is_cut(name: str, x: Any, whole: Structure) -> bool:
-    """Whether a leaf has one entry for each token."""
+    """True if a leaf has one entry for each token."""
     if isinstance(x, MaskedBatch):
         hint = f"td.set({name!r}, td[{name!r}].to_packed()) first"
         raise StructureError(message(OP, "packed leaves", f"a padded one at {name!r}", hint=hint))

@@ -1,14 +1,16 @@
 """Other things as containers and back: records, pytrees, structured arrays, Hugging Face, other classes; and specs."""
 
 from tdc.interop.arrays import from_dlpack as from_dlpack
+from tdc.interop.arrays import from_struct_array as from_struct_array
 from tdc.interop.arrays import to_dlpack as to_dlpack
+from tdc.interop.arrays import to_struct_array as to_struct_array
 from tdc.interop.huggingface import from_hf as from_hf
 from tdc.interop.huggingface import to_hf as to_hf
-from tdc.interop.load_into import LoadReport as LoadReport
-from tdc.interop.load_into import load_into as load_into
+from tdc.interop.pytrees import LoadReport as LoadReport
 from tdc.interop.pytrees import PytreeSpec as PytreeSpec
 from tdc.interop.pytrees import from_pytree as from_pytree
 from tdc.interop.pytrees import from_state_dict as from_state_dict
+from tdc.interop.pytrees import load_into as load_into
 from tdc.interop.pytrees import to_pytree as to_pytree
 from tdc.interop.pytrees import to_state_dict as to_state_dict
 from tdc.interop.records import infer_batch_size as infer_batch_size
@@ -19,6 +21,4 @@ from tdc.interop.spec import Spec as Spec
 from tdc.interop.spec import check as check
 from tdc.interop.spec import spec as spec
 from tdc.interop.spec import zeros as zeros
-from tdc.interop.struct_array import from_struct_array as from_struct_array
-from tdc.interop.struct_array import to_struct_array as to_struct_array
 from tdc.tensordict.leaf import register_leaf as register_leaf

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, keys_of
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.layout.padding import shift_rows
 from tdc.layout.segments import offsets_of
 from tdc.layout.structure import Structure, extent_of, require_same
@@ -72,9 +72,8 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
     check_mask(mask)
     names = [key for key in encoding if key in {*TOKENS, *keys}]
     wrong = {key: describe(encoding[key]) for key in names if tuple(encoding[key].shape[:2]) != tuple(mask.shape)}
-    if wrong:
-        expected, hint = f"tokens of {list(mask.shape)}", "pad all entries of tokens alike"
-        raise ShapeError(message("interop.from_hf", expected, f"{len(wrong)} others", wrong, hint))
+    expected, hint = f"tokens of {list(mask.shape)}", "pad all entries of tokens alike"
+    refuse_wrong(ShapeError, "interop.from_hf", expected, wrong, "others", hint)
     real = mask.bool()
     positions = real.flatten().nonzero().squeeze(1)
     structure = Structure(offsets_of(real.sum(1)), None, extent_of((mask.shape[1],), mask.device)).marked()

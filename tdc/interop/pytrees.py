@@ -3,9 +3,10 @@
     from_pytree([x, {"a": (y, "name")}])        td   {"0": x, "1": {"a": {"0": y, "1": Static("name")}}}
                                                 spec where each path came from
     from_state_dict({"fc.weight": w})           td   {"fc": {"weight": w}}
+    load_into(params, state_dict)               what fits, and a report of the rest
 
 Invariants:
-  - tensors pass as they are, nothing is copied; all functions are traceable;
+  - tensors pass as they are, nothing is copied; all functions but `load_into` are traceable;
   - what is no array is kept as a Static value, so that the way back gives the same Python object.
 """
 
@@ -21,21 +22,21 @@ from torch import Tensor
 from tdc.core import pytree
 from tdc.core.arguments import expect
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, KeyPathError, StructureError, message, refuse_wrong
+from tdc.core.errors import DtypeError, KeyPathError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.nodes import Static
 from tdc.tensordict.paths import join, ordered, within
-from tdc.tensordict.tensordict import TensorDict
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 ROOT = "value"  # the path of a tree that is one leaf
 
 
 @dataclass(frozen=True)
 class PytreeSpec:
-    """What a TensorDict does not know of the pytree it came from. Hashable; holds no tensors.
+    """The structure of a pytree that a TensorDict was made of. Hashable; holds no tensors.
 
     Attributes:
         paths: where each leaf of the tree lies in the TensorDict, in the tree's order.
@@ -156,7 +157,7 @@ def as_entry(value: Any) -> Any:
 
 
 def is_entry(x: Any) -> bool:
-    """Whether a node of a pytree is one entry: a ragged batch, a TensorDict or a registered leaf."""
+    """True if a node of a pytree is one entry: a ragged batch, a TensorDict or a registered leaf."""
     return isinstance(x, Container) or type(x) in PROTOCOLS
 
 
@@ -176,3 +177,102 @@ def child_names(treespec: Any, count: int) -> Sequence[Any]:
     if treespec.type is defaultdict:
         return treespec.context[1]
     return getattr(treespec.context, "_fields", range(count))  # of a named tuple the context is its class
+
+
+OP = "interop.load_into"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The report of `load_into`, by name.
+
+    Attributes:
+        loaded: names that the parameters now have from the state dict.
+        missing: names of parameters that the state dict lacks.
+        unexpected: names of the state dict that are no parameters.
+        mismatched: names of both, with other shapes: `{name: "what is there, what is wanted"}`.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: dict[str, str]
+
+    @property
+    def complete(self) -> bool:
+        """True if all names were loaded, and none is left."""
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        """One line for the count, and one for each name that was not loaded."""
+        lines = [f"{len(self.loaded)} loaded"]
+        lines += [f"missing: {name}" for name in self.missing]
+        lines += [f"unexpected: {name}" for name in self.unexpected]
+        return "\n".join(lines + [f"mismatched: {name}: {text}" for name, text in self.mismatched.items()])
+
+
+def load_into(
+    params: TensorDict, state_dict: Mapping[str, Any] | TensorDict, *, strict: bool = False, prefix: str = ""
+) -> tuple[TensorDict, LoadReport]:
+    """Parameters with the values of a state dict where names and shapes agree; the others stay as they are.
+
+    Dtypes:
+        values take the dtype and device of the parameter they replace. Those that have both already are not copied.
+
+    Args:
+        params: says which names, shapes, dtypes and devices are wanted, such as `tdc.from_module(net)`.
+        state_dict: a flat dict with keys "a.b.c", as `net.state_dict()` gives, or a TensorDict.
+        strict: refuse whatever is not complete.
+        prefix: what the names of the state dict begin with and those of params do not, such as "module.".
+
+    Returns:
+        New parameters, and a report.
+
+    Raises:
+        DtypeError: no TensorDict, no state dict.
+        StructureError: with strict, anything missing, unexpected or of another shape; all are named.
+
+    Example:
+        >>> import torch
+        >>> params = TensorDict({"fc": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}})
+        >>> saved = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.ones(5), "old.weight": torch.ones(1)}
+        >>> params, report = load_into(params, saved)
+        >>> print(report)
+        1 loaded
+        unexpected: old.weight
+        mismatched: fc.bias: Tensor float32[5], wanted Tensor float32[2]
+        >>> params["fc"].to_dict()
+        {'weight': tensor([[1., 1., 1.],
+                [1., 1., 1.]]), 'bias': tensor([0., 0.])}
+
+    Source:
+        `torch.nn.Module.load_state_dict`, which refuses other shapes.
+    """
+    expect(OP, params, TensorDict, of=" of parameters")
+    if not isinstance(state_dict, (Mapping, TensorDict)):
+        hint = "load_into(params, net.state_dict())"
+        raise DtypeError(message(OP, "a state dict", describe(state_dict), hint=hint))
+    if not isinstance(prefix, str):
+        raise DtypeError(message(OP, "a str as prefix", describe(prefix), hint="prefix='module.'"))
+    table: Any = state_dict._leaves if isinstance(state_dict, TensorDict) else state_dict
+    given = {show(p): x for p, x in table.items()}
+    own = {f"{prefix}{show(p)}": p for p in params._leaves}
+    report = compared(params, own, given)
+    if strict:
+        wrong = {**dict.fromkeys(report.missing, "missing"), **dict.fromkeys(report.unexpected, "unexpected")}
+        hint = "strict=False loads the rest and reports these"
+        expected = "the names and shapes of params"
+        refuse_wrong(StructureError, OP, expected, {**wrong, **report.mismatched}, "that differ", hint)
+    new = {own[name]: given[name].detach().to(params._leaves[own[name]]) for name in report.loaded}
+    return build_td({**params._leaves, **new}, params._nodes, params._size, params._device), report
+
+
+def compared(params: TensorDict, own: dict[str, KeyPath], given: dict[str, Any]) -> LoadReport:
+    """Which names agree, and which do not; `own` are those of the parameters with the prefix."""
+    both = {name: (given[name], params._leaves[path]) for name, path in own.items() if name in given}
+    fits = [name for name, (x, like) in both.items() if isinstance(x, Tensor) and x.shape == like.shape]
+    mismatched = {
+        name: f"{describe(x)}, wanted {describe(y)}" for name, (x, y) in both.items() if name not in set(fits)
+    }
+    missing, unexpected = [name for name in own if name not in given], [name for name in given if name not in own]
+    return LoadReport(tuple(fits), tuple(missing), tuple(unexpected), mismatched)

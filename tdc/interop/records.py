@@ -29,8 +29,8 @@ from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, refuse_wrong, show_sizes
 from tdc.core.keys import show
 from tdc.core.typing import OpName
+from tdc.interop.arrays import columns, is_struct_array
 from tdc.interop.pytrees import as_entry
-from tdc.interop.struct_array import columns, is_struct_array
 from tdc.ragged.storage import BATCHES
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.storage import common, is_tensordict
@@ -181,19 +181,19 @@ def to_namedtuple(td: TensorDict, cls: Any = None) -> Any:
 
 
 def is_dataclass(x: Any) -> bool:
-    """Whether a value is an instance of a dataclass, or a class is one; a tensorclass is a TensorDict already."""
+    """True if a value is an instance of a dataclass, or a class is one; a tensorclass is a TensorDict already."""
     return hasattr(x, "__dataclass_fields__") and not issubclass(x if isinstance(x, type) else type(x), Container)
 
 
 def is_record(x: Any) -> bool:
-    """Whether a value has fields that become entries: a dataclass, a named tuple, or one of torch's (`torch.max`)."""
+    """True if a value has fields that become entries: a dataclass, a named tuple, or one of torch's (`torch.max`)."""
     if isinstance(x, tuple):
         return hasattr(x, "_fields") or hasattr(x, "n_sequence_fields")
     return is_dataclass(x) and not isinstance(x, type)
 
 
 def has_fields(x: Any) -> bool:
-    """Whether a value is a mapping, a record, or a structured array."""
+    """True if a value is a mapping, a record, or a structured array."""
     return isinstance(x, Mapping) or is_record(x) or is_struct_array(x)
 
 
@@ -209,7 +209,7 @@ def entries(obj: Any) -> dict[Any, Any]:
 
 
 def is_nested(value: Any) -> bool:
-    """Whether an entry has fields of its own."""
+    """True if an entry has fields of its own."""
     return not isinstance(value, (torch.Tensor, Container)) and has_fields(value)
 
 

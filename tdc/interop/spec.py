@@ -18,7 +18,16 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, dtype_name, message, show_sizes
+from tdc.core.errors import (
+    DtypeError,
+    ShapeError,
+    StructureError,
+    UnsupportedError,
+    dtype_name,
+    message,
+    refuse_wrong,
+    show_sizes,
+)
 from tdc.core.frozen import Frozen
 from tdc.core.keys import as_path, show
 from tdc.core.typing import KeyPath, OpName
@@ -161,9 +170,8 @@ def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None,
         got, hint = f"{show_sizes(size)}", "tdc.interop.zeros(spec, batch_size=[...])"
         raise ShapeError(message("interop.zeros", "a batch size without None", got, hint=hint))
     wrong = {show(p): e.kind for p, e in form._leaves.items() if e.kind not in MAKERS}
-    if wrong:
-        got, hint = f"{len(wrong)} others", "td.exclude(key) before tdc.interop.spec, and set the key afterwards"
-        raise UnsupportedError(message("interop.zeros", "leaves that can be filled with zeros", got, wrong, hint))
+    hint = "td.exclude(key) before tdc.interop.spec, and set the key afterwards"
+    refuse_wrong(UnsupportedError, "interop.zeros", "leaves that can be filled with zeros", wrong, "others", hint)
     target = None if device is None else torch.device(device)
     leaves: Leaves = {}
     for path, entry in form._leaves.items():
@@ -201,10 +209,8 @@ def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> Tens
         nodes = {p: n for p, n in td._nodes.items() if is_inner(n) and (p in form._nodes or p == ())}
         form = Spec(form._batch_size, form._leaves, form._nodes | nodes)
     wrong = differences(td, form)
-    if wrong:
-        got = f"{len(wrong)} difference{'s' * (len(wrong) > 1)}"
-        hint = "mend the leaves, or state what they are: tdc.interop.spec(td)"
-        raise StructureError(message("interop.check", "a TensorDict of this spec", got, wrong, hint))
+    which, hint = f"difference{'s' * (len(wrong) > 1)}", "mend the leaves, or state what they are: tdc.interop.spec(td)"
+    refuse_wrong(StructureError, "interop.check", "a TensorDict of this spec", wrong, which, hint)
     return td
 
 
@@ -229,10 +235,8 @@ def spec_of(op: OpName, td: Any, batch_size: Any = None) -> Spec:
         hint = "{'x': ((4,), torch.float32)}, or a TensorDict"
         raise DtypeError(message(op, "a TensorDict, a Spec or a schema", type(td).__name__, hint=hint))
     read_schema(op, td, (), leaves, nodes, wrong)
-    if wrong:
-        hint = "{'x': ((4,), torch.float32)} for a leaf of 4 features, () for none"
-        got = f"{len(wrong)} others"
-        raise DtypeError(message(op, "entries (feature shape, dtype)", got, wrong, hint))
+    hint = "{'x': ((4,), torch.float32)} for a leaf of 4 features, () for none"
+    refuse_wrong(DtypeError, op, "entries (feature shape, dtype)", wrong, "others", hint)
     return Spec(() if batch_size is None else open_size(op, batch_size), leaves, nodes)
 
 
@@ -245,7 +249,7 @@ def open_size(op: OpName, size: Any) -> Size:
 
 
 def is_size(n: Any) -> bool:
-    """Whether an entry is a size, an int that is not negative."""
+    """True if an entry is a size, an int that is not negative."""
     return isinstance(n, (int, torch.SymInt)) and not isinstance(n, bool) and n >= 0
 
 

@@ -12,7 +12,6 @@ Invariants: as of a store; the leaves that come back are the memory of the buffe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from tdc.io.manifest import DTYPES, Entry, Stored, Table, dump, parse
 from tdc.tensordict.tensordict import TensorDict
 
 WRITE, READ = "io.to_buffer", "io.from_buffer"
-LONGEST_KEPT = 1 << 20  # bytes of a schema that is not read again when it comes again
 
 
 def to_buffer(td: TensorDict) -> tuple[Tensor, bytes]:
@@ -102,7 +100,7 @@ def from_buffer(buffer: Tensor, schema: bytes, *, classes: Iterable[type] = ()) 
         raise DtypeError(message(READ, "a uint8 tensor", describe(buffer), hint=hint))
     if not isinstance(schema, (bytes, bytearray, memoryview)):
         raise DtypeError(message(READ, "a schema of bytes", describe(schema), hint="the second result of to_buffer"))
-    table, places, forms = read_schema(bytes(schema))
+    table, places, forms = parsed(bytes(schema))
     hint = "the buffer and the schema of one call of tdc.io.to_buffer"
     if buffer.shape != (total(forms),):
         raise not_a_store(READ, f"a buffer of {total(forms)} bytes", describe(buffer), hint=hint)
@@ -114,16 +112,6 @@ def from_buffer(buffer: Tensor, schema: bytes, *, classes: Iterable[type] = ()) 
     return made(READ, table, (), tensors, known)
 
 
-def read_schema(schema: bytes) -> tuple[Table, list[Part], list[Form]]:
-    """The table of a schema, its places and their forms; of the last few schemas they are kept, where nobody can
-    change them: objects of JSON are made anew."""
-    if len(schema) > LONGEST_KEPT:
-        return parsed(schema)
-    found = kept(schema)
-    objects = any([isinstance(item, Entry) and item.kind == "objects" for item in found[0].values()])
-    return parsed(schema) if objects else found
-
-
 def parsed(schema: bytes) -> tuple[Table, list[Part], list[Form]]:
     """The table of a schema, the places of the tensors that are stored, in their order, and the forms of these."""
     table = parse(READ, schema)
@@ -132,6 +120,3 @@ def parsed(schema: bytes) -> tuple[Table, list[Part], list[Form]]:
         parts: dict[str, Any] = item.parts if isinstance(item, Entry) else {}
         stored |= {(keys, part): x for part, x in parts.items() if isinstance(x, Stored)}
     return table, [*stored], [Form(DTYPES[x.dtype], x.shape) for x in stored.values()]
-
-
-kept = lru_cache(maxsize=8)(parsed)

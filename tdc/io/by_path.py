@@ -18,7 +18,6 @@ Invariant: what is unpickled has the content that was pickled, or there is a For
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -27,11 +26,10 @@ from torch import Tensor
 from tdc.core.dynamo import storage_id
 from tdc.core.errors import FormatError, message
 from tdc.io.filenames import Keys, Part
-from tdc.io.files import bytes_of, host, read_manifest
+from tdc.io.files import Origin, Source, bytes_of, host, is_written, origin_of, read_manifest
 from tdc.io.leaves import MAKERS, NAMES, Faulty, taken_apart
 from tdc.io.load import OP, map_all, open_store
 from tdc.io.manifest import parse, stored
-from tdc.io.origin import Origin, Source, is_written, origin_of
 from tdc.layout.structure import Structure
 from tdc.ragged.storage import BATCHES
 from tdc.tensordict.methods import register
@@ -170,32 +168,17 @@ def copy_of(x: Tensor) -> Tensor:
 
 
 def reduced(td: TensorDict, protocol: Any) -> Any:
-    """What a pickle holds of a TensorDict: how to make it again, and of what."""
+    """Reduce a TensorDict for a pickle of some protocol."""
     return td.__reduce__() if protocol < LEAST_PROTOCOL else sent(td)
 
 
 def sent(td: TensorDict, compact: bool = False) -> Any:
     """The same, by path where it can be."""
-    if not compact and goes_whole(td._leaves.values()):
-        return td.__reduce__()
     sender = Sender(compact)
     leaves = {path: sender.leaf(leaf) for path, leaf in td._leaves.items()}
     if not (sender.mapped or sender.cast or compact):
         return td.__reduce__()
     return reopened, (leaves, td._nodes, td._size, td._device)
-
-
-def goes_whole(leaves: Iterable[Any]) -> bool:
-    """Whether all leaves are plain tensors that a pickle holds as they are: what most are, and quickly told."""
-    storages: dict[int, Tensor] = {}
-    for x in leaves:
-        if type(x) is not Tensor or x.dtype not in LOADED or x.layout is not torch.strided:
-            return False
-        try:
-            storages[storage_id(x)] = x
-        except (RuntimeError, NotImplementedError):  # of a transform
-            return False
-    return all([origin_of(x) is None for x in storages.values()])
 
 
 def reopened(leaves: dict[Any, Any], nodes: Nodes, size: Any, device: Any) -> TensorDict:
@@ -204,7 +187,8 @@ def reopened(leaves: dict[Any, Any], nodes: Nodes, size: Any, device: Any) -> Te
     Raises:
         FormatError: the path of a store has nothing, another version, or a damaged one.
     """
-    tensors = mapped_again(dict.fromkeys(views_in(leaves)))
+    parts = [part for x in leaves.values() for part in parts_of(x)]
+    tensors = mapped_again(dict.fromkeys([part for part in parts if type(part) is View]))
     structures: dict[Any, Structure] = {}
     known: dict[int, Tensor] = {}
 
@@ -220,14 +204,6 @@ def reopened(leaves: dict[Any, Any], nodes: Nodes, size: Any, device: Any) -> Te
         return x
 
     return build_td({path: made(x) for path, x in leaves.items()}, nodes, size, device)
-
-
-def views_in(leaves: dict[Any, Any]) -> Iterator[View]:
-    """The places in stores that stand for tensors."""
-    for x in leaves.values():
-        for part in parts_of(x):
-            if type(part) is View:
-                yield part
 
 
 def mapped_again(views: dict[View, Any]) -> dict[View, Tensor]:
@@ -255,7 +231,7 @@ def mapped_of(source: Source, places: list[Part]) -> dict[Part, Tensor]:
 
 
 def shown(x: Tensor, view: View) -> Tensor:
-    """What a view shows of the tensor of a file."""
+    """The view of the tensor of a file."""
     if view.dtype == x.dtype and view.shape == x.shape and view.stride == x.stride() and not view.offset:
         return x
     out = torch.empty(0, dtype=view.dtype, device="cpu")
@@ -274,7 +250,7 @@ class Alone:
 
 
 def leaf_of(td: TensorDict) -> Any:
-    """What was sent in a TensorDict of its own."""
+    """A tensor or ragged batch that was sent in a TensorDict of its own."""
     return td[ALONE]
 
 
@@ -293,7 +269,7 @@ class Parcel:
         return Sealed, (whole, *sent(self.x if whole else TensorDict({ALONE: self.x}), True))
 
     def open(self) -> Any:
-        """What was sent."""
+        """Return what was sent."""
         return self.x
 
 
@@ -304,7 +280,7 @@ class Sealed:
         self.whole, self.make, self.args = whole, make, args
 
     def open(self) -> Any:
-        """What was sent, its leaves mapped again. Raises a FormatError as `reopened`."""
+        """Return what was sent, its leaves mapped again. Raises a FormatError as `reopened`."""
         td = self.make(*self.args)
         return td if self.whole else td[ALONE]
 
@@ -321,7 +297,7 @@ def source_of(td: TensorDict) -> Source | None:
 
 
 def is_open_store(td: TensorDict) -> bool:
-    """Whether other processes can write into the leaves: all are those of a store of mode "r+"."""
+    """True if other processes can write into the leaves: all are those of a store of mode "r+"."""
     sender = Sender()
     found = [part for leaf in td._leaves.values() for part in parts_of(sender.leaf(leaf))]
     return bool(found) and all([type(x) is View and x.source.shared for x in found])

@@ -178,7 +178,7 @@ def quiet() -> Iterator[None]:
 
 
 def failure(error: Any) -> Exception:
-    """What went wrong in some process: torch has an exception around it that `except Exception` lets pass."""
+    """The error of some process: torch has an exception around it that `except Exception` lets pass."""
     for found, *_ in error.failures.values():
         if isinstance(found, Exception):
             return found
@@ -186,7 +186,7 @@ def failure(error: Any) -> Exception:
 
 
 def is_meta(x: Any) -> bool:
-    """Whether a leaf is a tensor without content."""
+    """True if a leaf is a tensor without content."""
     return isinstance(x, Tensor) and x.is_meta
 
 
@@ -199,7 +199,7 @@ def check_like(like: Any) -> None:
 
 
 def is_sharded(x: Any) -> bool:
-    """Whether a leaf is a DTensor; there is none where nobody has loaded their module."""
+    """True for a DTensor; there is none before their module is loaded."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -251,7 +251,7 @@ def check_same(data: bytes, group: Any) -> None:
 
 
 def index_of(path: str) -> Any:
-    """What torch's index says of each name."""
+    """The entries of torch's index by name."""
     if not os.path.isfile(os.path.join(path, INDEX)):
         got = f"a folder without {INDEX} at {path!r}" if os.path.isdir(path) else f"nothing at {path!r}"
         raise not_a_store(READ, "a checkpoint", got, hint="tdc.io.dcp_save writes one; tdc.io.load reads a store")

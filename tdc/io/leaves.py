@@ -44,7 +44,7 @@ HINT = "td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of spar
 
 
 class Faulty(Exception):
-    """What is wrong with one leaf."""
+    """A fault of one leaf."""
 
 
 # -- of a TensorDict
@@ -159,7 +159,7 @@ def as_json(x: Any, depth: int = 0) -> Any:
 def made(
     op: str, table: Table, keys: Keys, tensors: Mapping[Part, Tensor], classes: Mapping[str, type], some: bool = False
 ) -> Any:
-    """What lies at a key path: a TensorDict, a leaf, or the value of a Static.
+    """The entry at a key path: a TensorDict, a leaf, or the value of a Static.
 
     Args:
         classes: tensorclasses by name.
@@ -228,7 +228,7 @@ def refuse_faults(op: str, wrong: dict[str, str]) -> None:
 
 
 def has_fields(own: set[str], keys: Keys, cls: Any, wrong: dict[str, str]) -> bool:
-    """Whether a node has exactly the fields of a class; a line in `wrong` where it has not."""
+    """True if a node has exactly the fields of a class; a line in `wrong` where it has not."""
     fields = set(cls._fields)
     if own != fields:
         differ = ", ".join(sorted([ascii(name)[1:-1] for name in own ^ fields])[:8])

@@ -21,10 +21,9 @@ from tdc.core.errors import DtypeError, FormatError, describe, message
 from tdc.core.keys import as_path, missing_key, parts, path_of
 from tdc.core.typing import NestedKey
 from tdc.io.filenames import Keys, Part, dotted, first, not_a_store, refuse_damage
-from tdc.io.files import Damaged, Folders, mapped, read_manifest
+from tdc.io.files import Damaged, Folders, Source, mapped, mark, read_manifest
 from tdc.io.leaves import made
 from tdc.io.manifest import Entry, Stored, Table, parse, stored, stored_at
-from tdc.io.origin import Source, mark
 from tdc.io.publish import check_system, open_folder, path_text, same_folder
 from tdc.tensordict.nodes import name_of
 from tdc.tensordict.tensorclass import TensorClass
@@ -128,7 +127,7 @@ def open_store(op: str, path: str) -> int:
 def read(
     folder: int, path: str, wanted: list[Keys], several: bool, shared: bool, verify: bool, classes: Mapping[str, type]
 ) -> Any:
-    """What lies at the wanted keys of an open store."""
+    """The entries at the wanted keys of an open store."""
     data, version = read_manifest(OP, folder)
     table = parse(OP, data)
     absent = [keys for keys in wanted if keys not in table]

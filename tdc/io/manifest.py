@@ -381,7 +381,7 @@ def fit_jagged(data: dict[str, Any], parts: dict[str, Stored]) -> tuple[int, ...
 
 
 def fit_two_level(data: dict[str, Any], parts: dict[str, Stored]) -> tuple[int, ...] | None:
-    """What `fit_jagged` takes, as inner examples, and outer offsets (B+1,): (B, -1, *S0, -1, ..., *S1)."""
+    """Inner examples as of `fit_jagged`, and outer offsets (B+1,), as (B, -1, *S0, -1, ..., *S1)."""
     inner, outer = fit_jagged(data, parts), parts["outer"]
     fits = inner is not None and outer.dtype == "int64" and len(outer.shape) == 1 and outer.shape[0] > 0
     return (outer.shape[0] - 1, -1, *inner[1:]) if fits and inner is not None else None

@@ -184,7 +184,7 @@ def names_in(op: str, table: Table) -> dict[Part, str]:
 
 
 def is_text(name: str) -> bool:
-    """Whether other programs can read a name: Python alone has strings with half a character."""
+    """True if other programs can read a name: Python alone has strings with half a character."""
     return not any(["\ud800" <= c <= "\udfff" for c in name])
 
 
@@ -225,7 +225,7 @@ def read_header(file: int, size: int) -> tuple[dict[str, Any], int]:
 
 
 def check_entries(top: dict[str, Any], size: int) -> dict[str, tuple[Stored, int]]:
-    """What a header says of each tensor, and where it lies in the data, which they fill without gaps."""
+    """The description of each tensor in a header, and its position in the data, which has no gaps."""
     found: dict[str, tuple[Stored, int]] = {}
     end = 0
     for name, entry in sorted(top.items(), key=lambda item: begin_of(item[1])):
@@ -246,7 +246,7 @@ def begin_of(entry: Any) -> tuple[int, int]:
 
 
 def described_in(entry: Any) -> Stored | None:
-    """What an entry of a header says; None where it is none."""
+    """The tensor that an entry of a header describes; None if it describes none."""
     if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"} or begin_of(entry)[0] < 0:
         return None
     dtype, shape = entry["dtype"], entry["shape"]

@@ -140,7 +140,7 @@ def occupied(op: str, name: str, got: str, hint: str) -> FormatError:
 
 
 def is_store(folder: int) -> bool:
-    """Whether a folder has a manifest of this format, of whatever version, damaged behind its beginning or not."""
+    """True if a folder has a manifest of this format, of whatever version, damaged behind its beginning or not."""
     try:
         file = os.open(MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
@@ -184,7 +184,7 @@ def lock(folder: int) -> bool | None:
 
 
 def same_folder(folder: int, name: str, parent: int | None = None) -> bool:
-    """Whether a name still is that of an open folder."""
+    """True if a name still is that of an open folder."""
     try:
         return os.path.samestat(os.fstat(folder), os.stat(name, dir_fd=parent, follow_symlinks=False))
     except FileNotFoundError:
@@ -255,7 +255,7 @@ def exchange(parent: int, a: str, b: str) -> bool:
 
 
 def by_two_renames(parent: int, temporary: str, name: str, aside: str) -> None:
-    """What stands in for an exchange; puts the old store back if the second rename fails."""
+    """Exchange by two renames; puts the old store back if the second one fails."""
     os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
     try:
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)

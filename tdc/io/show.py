@@ -68,7 +68,7 @@ def head(table: Table, verified: bool) -> str:
 
 
 def notes(table: Table) -> list[str]:
-    """What a TensorDict does not show: the classes of nodes, and which tensors are one."""
+    """Lines for what a TensorDict does not show: classes of nodes, and tied tensors."""
     lines: list[str] = []
     for keys, item in table.items():
         if isinstance(item, Node):

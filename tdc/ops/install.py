@@ -17,7 +17,7 @@ from tdc.ops.two_level import TWO_LEVEL_RULES
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.two_level import TwoLevelTensor
-from tdc.tensordict import at, summary  # noqa: F401  # which register methods of TensorDict
+from tdc.tensordict import at as _at  # noqa: F401  # which `td.at` calls
 from tdc.tensordict.tensordict import TensorDict
 
 CLASSES: dict[str, type] = {

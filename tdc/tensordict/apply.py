@@ -20,7 +20,7 @@ from tdc.core.arguments import expect_function
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, describe, message
 from tdc.core.typing import MISSING, KeyPath
-from tdc.tensordict.leaf import Leaf, unwrapped
+from tdc.tensordict.leaf import unwrapped
 from tdc.tensordict.mapping import IsLeaf, Keyed, any_below, existing_path, matching_keys
 from tdc.tensordict.nodes import Nodes, Static, without_extra
 from tdc.tensordict.paths import within
@@ -39,7 +39,7 @@ def applied(
     default: Any,
     with_path: bool,
 ) -> Applied:
-    """What `build_td` takes for the result of `td.apply` or, `with_path`, of `td.apply_with_path`."""
+    """Arguments of `build_td` for the result of `td.apply` or, `with_path`, of `td.apply_with_path`."""
     expect_function("apply_with_path" if with_path else "apply", fn)
     odd = [describe(x) for x in others if not isinstance(x, Keyed)]
     if odd:
@@ -59,24 +59,17 @@ def applied(
 
 
 def on_leaves(td: Any, fn: Callable[..., Any], others: tuple[Any, ...], with_path: bool) -> Leaves:
-    """What a function gives for the leaves at each path, as users see them."""
-    leaves: Leaves = td._leaves
-    if not others:
-        if with_path:
-            return {p: fn(p, v if type(v) is not Leaf else v._value) for p, v in leaves.items()}
-        return {p: fn(v if type(v) is not Leaf else v._value) for p, v in leaves.items()}
+    """Results of a function for the leaves at each path, as users see them."""
     columns = together("apply", td, *others)
     if with_path:
         return {p: fn(p, *unwrapped(v)) for p, v in columns}
-    if any([type(x) is Leaf for x in leaves.values()]):  # `in map(type, ...)`: no trace on torch 2.11
-        return {p: fn(*unwrapped(v)) for p, v in columns}
-    return {p: fn(*v) for p, v in columns}
+    return {p: fn(*unwrapped(v)) for p, v in columns}
 
 
 def on_entries(
     td: Any, fn: Callable[..., Any], others: tuple[Any, ...], with_path: bool, is_leaf: IsLeaf, default: Any
 ) -> Leaves:
-    """What a function gives for the leaves and for the inner nodes that count as leaves."""
+    """Results of a function for the leaves and for inner nodes that count as leaves."""
     found = list(td._leaves) if is_leaf is None else matching_keys(td, True, False, is_leaf, False)
     paths = [p for p in found if p in td._leaves or counts_as_leaf(td, p, is_leaf)]
     values = {p: [td.get(p), *[entry_at(x, p, default) for x in others]] for p in paths}
@@ -93,12 +86,12 @@ def put_entries(td: Any, made: Leaves, size: torch.Size) -> tuple[Leaves, Nodes]
 
 
 def counts_as_leaf(td: Any, path: KeyPath, is_leaf: Any) -> bool:
-    """Whether the function takes an inner node as it is."""
+    """True if the function takes an inner node as it is."""
     return type(td._nodes[path]) is not Static and is_leaf(type(td.get(path)))
 
 
 def entry_at(td: Any, path: KeyPath, default: Any) -> Any:
-    """What a TensorDict has at a path; the default where there is one and the path is absent."""
+    """The entry at a path; the default, if there is one, where the path is absent."""
     return td.get(existing_path(td, "apply", path)) if default is MISSING else td.get(path, default)
 
 

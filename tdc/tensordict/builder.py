@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @final
 class Builder:
-    """What `td.mutate()` gives: assign and delete keys, then `finish()`.
+    """The result of `td.mutate()`: assign and delete keys, then `finish()`.
 
     Raises:
         KeyPathError: a key that is not there, on reading or deleting; a path that leads through a leaf.

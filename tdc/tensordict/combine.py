@@ -22,7 +22,16 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number, keys_of, normal_dim
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
+from tdc.core.errors import (
+    DtypeError,
+    KeyPathError,
+    ShapeError,
+    StructureError,
+    describe,
+    message,
+    refuse_wrong,
+    show_sizes,
+)
 from tdc.core.keys import is_key, show
 from tdc.core.typing import KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import unwrap
@@ -110,7 +119,7 @@ def stack_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: i
 
 
 def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[[Any, Any], bool]) -> tuple[Any, Any]:
-    """What is at some keys, and everything else. `merge(*partition(td, where))` has all of it again.
+    """Split into the entries at some keys, and all others. `merge(*partition(td, where))` has all of it again.
 
     Args:
         where: a list of keys of leaves or inner nodes, one key (a str or a tuple of them), or a function of key and
@@ -172,9 +181,8 @@ def ravel(
     if dtype is not None and not isinstance(given, torch.dtype):
         raise DtypeError(message("ravel", "a torch.dtype", f"{dtype!r}", hint="dtype=torch.float32"))
     wrong = {show(p): describe(x) for p, x in td._leaves.items() if not isinstance(x, Tensor)}
-    if wrong:
-        hint = "tdc.partition(td, keys) first, or x.to_padded().data of ragged leaves"
-        raise DtypeError(message("ravel", "leaves that are all tensors", f"{len(wrong)} others", wrong, hint))
+    hint = "tdc.partition(td, keys) first, or x.to_padded().data of ragged leaves"
+    refuse_wrong(DtypeError, "ravel", "leaves that are all tensors", wrong, "others", hint)
     dtypes = {x.dtype for x in td._leaves.values()}
     if len(dtypes) > 1 and dtype is None:
         at, hint = {show(p): describe(x) for p, x in td._leaves.items()}, "dtype=torch.float32, or tdc.partition first"
@@ -226,12 +234,12 @@ def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> TensorDict:
 
 
 def is_same(x: Any, y: Any) -> bool:
-    """Whether two entries are one: the same tensor, or equal Static values."""
+    """True for the same tensor, or equal Static values."""
     return x is y or (type(x) is Static and x == y)
 
 
 def described_at(td: TensorDict, path: KeyPath) -> str:
-    """What is at a path, for a message."""
+    """The entry at a path, for a message."""
     entry = leaves_and_statics(td).get(path)
     return "an inner node" if entry is None else repr(entry) if type(entry) is Static else describe(entry)
 
@@ -269,11 +277,9 @@ def check_alike(op: OpName, paths: list[KeyPath], leaves: list[Any], but: int | 
     wrong = [i for i in range(len(leaves)) if kinds[i] is not kinds[0] or shapes[i] != shapes[0]]
     wrong = [i for i in range(len(leaves)) if i in wrong or leaves[i].ndim != leaves[0].ndim]
     one_device(op, dict(zip(paths, leaves, strict=True)))
-    if wrong:
-        where = f" but for dim {but}" if but is not None else ""
-        expected, at = f"leaves like {describe(leaves[0])}{where}", {show(paths[i]): describe(leaves[i]) for i in wrong}
-        hint = "reshape or convert them first"
-        raise ShapeError(message(op, expected, f"{len(wrong)} that differ", at, hint))
+    where = f" but for dim {but}" if but is not None else ""
+    expected, at = f"leaves like {describe(leaves[0])}{where}", {show(paths[i]): describe(leaves[i]) for i in wrong}
+    refuse_wrong(ShapeError, op, expected, at, "that differ", "reshape or convert them first")
 
 
 def one_device(op: OpName, leaves: dict[KeyPath, Any]) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdc.core.annotations import hints, meant
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, KeyPathError, StructureError, message
+from tdc.core.errors import DtypeError, KeyPathError, StructureError, message, refuse_wrong
 from tdc.core.typing import MISSING
 from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.nodes import Nodes, Static, check_static
@@ -63,7 +63,7 @@ class Field:
 
 
 def is_marker(note: Any, name: str) -> bool:
-    """Whether an annotation is `ClassVar` or `InitVar`, of any type, or `KW_ONLY`, which makes no field."""
+    """True if an annotation is `ClassVar` or `InitVar`, of any type, or `KW_ONLY`, which makes no field."""
     if isinstance(note, str):
         return note.split("[")[0].split(".")[-1] == name
     return any([x is MARKERS[name] for x in (note, get_origin(note), note.__class__)])
@@ -81,7 +81,7 @@ def declared(name: str, note: Any, default: Any, by_name: bool) -> Field:
 
 
 def allows_none(note: Any, default: Any) -> bool:
-    """Whether a field may be None."""
+    """True if a field may be None."""
     return default is None or type(None) in get_args(note) or (isinstance(note, str) and "None" in note)
 
 
@@ -95,7 +95,7 @@ def class_of(note: Any) -> type[TensorDict] | None:
 
 
 def kind_of(note: Any) -> str:
-    """What a field holds, by its annotation: `Tensor | None` is a tensor field, a union of Python types static."""
+    """The kind of a field, by its annotation: `Tensor | None` is a tensor field, a union of Python types static."""
     if isinstance(note, str):
         return "tensor" if note.split(".")[-1] == "Tensor" else "any"
     parts = get_args(note) if get_origin(note) in (Union, UnionType) else (note,)
@@ -172,12 +172,12 @@ def as_node(f: Field, value: Any, size: Any) -> Any:
 
 
 def is_inner_value(value: Any) -> bool:
-    """Whether a value becomes an inner node."""
+    """True if a value becomes an inner node."""
     return not isinstance(value, Tensor) and (is_tensordict(value) or isinstance(value, Mapping))
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is a leaf, where the annotation of its field does not say."""
+    """True if a value is a leaf, where the annotation of its field does not say."""
     return isinstance(value, (Tensor, Container)) or type(value) in PROTOCOLS or hasattr(value, "__array__")
 
 
@@ -206,9 +206,8 @@ def check_stored(name: str, notes: dict[str, Any], defaults: dict[str, Any]) -> 
     """Check that every field is stored and is an argument of the constructor."""
     wrong = [f"{n}: InitVar" for n, note in notes.items() if is_marker(note, "InitVar")]
     wrong += [f"{n}: init=False" for n, x in defaults.items() if isinstance(x, dataclasses.Field) and not x.init]
-    if wrong:
-        got, hint = f"{len(wrong)} others", "a classmethod that computes them, or a property"
-        raise StructureError(message(name, "fields that are stored and given", got, wrong, hint))
+    hint = "a classmethod that computes them, or a property"
+    refuse_wrong(StructureError, name, "fields that are stored and given", wrong, "others", hint)
 
 
 # -- construction
@@ -247,9 +246,8 @@ def check_names(cls: Any, entries: Iterable[str]) -> None:
     """Check that there is a value for each field that needs one, and none for anything else."""
     wrong = [f"{k}: no field" for k in entries if k not in cls._fields]
     wrong += [f"{k}: missing" for k, f in cls._fields.items() if k not in entries and f.required]
-    if wrong:
-        hint = f"fields: {', '.join(cls._fields)}"
-        raise KeyPathError(message(cls.__name__, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
+    hint = f"fields: {', '.join(cls._fields)}"
+    refuse_wrong(KeyPathError, cls.__name__, "a key for each field", wrong, "that differ", hint)
 
 
 def store(self: Any, given: dict[str, Any], size: torch.Size, device: Any) -> None:

@@ -89,18 +89,19 @@ def with_numbers(idx: Any) -> Any:
     dims: list[int] = []
     vectors: list[Tensor] = []
     rest: list[Any] = []
+    given: Any = idx
     at = 0
-    for part in entries_of(idx):
+    for part in entries_of(given):
         if isinstance(part, int) and not isinstance(part, bool):
             selects.append((at, part))
-        elif is_number(part):
+        elif isinstance(part, Tensor) and is_number(part):
             dims.append(at - len(selects))
             vectors.append(part.to(torch.int64).view(1))
         else:
             rest.append(part)
         at += consumed(part)
     if not dims and not (isinstance(idx, tuple) and selects):
-        return idx
+        return given
     out = Numbers()
     out.selects, out.dims, out.vectors = selects[::-1], tuple(dims), tuple(vectors)
     out.rest, out.given = tuple(rest), idx
@@ -119,7 +120,7 @@ def normal_index(td: Any, idx: Any) -> Any:
         hint = "F.embedding(ids, table) looks rows of a table up; td[mask] takes a mask over batch dims"
         raise IndexingError(message("index", "an index of batch dims", describe_index(idx), hint=hint))
     try:
-        parts = [vector_of(i, td._device) if isinstance(i, list) else i for i in entries_of(given)]
+        parts: list[Any] = [vector_of(i, td._device) if type(i) is list else i for i in entries_of(given)]
     except (TypeError, ValueError, RuntimeError) as error:
         raise misfit(idx, td._size, error) from None
     found: Any = tuple(parts) if type(idx) is tuple else parts[0]
@@ -128,7 +129,7 @@ def normal_index(td: Any, idx: Any) -> Any:
     return with_numbers(found) if type(found) is tuple or isinstance(found, Tensor) else found
 
 
-def vector_of(items: list[Any], device: torch.device | None) -> Tensor:
+def vector_of(items: Any, device: torch.device | None) -> Tensor:
     """A list as an index vector or a mask. `torch.as_tensor` would make constants of numbers in a graph."""
     return torch.tensor(items, dtype=None if items else torch.int64, device=device)
 
@@ -236,7 +237,7 @@ def positions(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
 
 
 def is_mask(i: Any) -> bool:
-    """Whether an entry of an index is a mask over one or more dims."""
+    """True if an entry of an index is a mask over one or more dims."""
     return isinstance(i, Tensor) and i.dtype == torch.bool and i.ndim > 0
 
 
@@ -248,7 +249,7 @@ def consumed(i: Any) -> int:
 
 
 def uses_dims(idx: Any) -> bool:
-    """Whether an index needs batch dims to be there, as `None`, `...` and `True` do not."""
+    """True if an index needs batch dims to be there, as `None`, `...` and `True` do not."""
     return any([consumed(part) for part in entries_of(idx)])
 
 

@@ -34,7 +34,7 @@ CASTS: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """What is known of a registered class: its batch shape, and a function for each name of an operation."""
+    """A registered class: its batch shape, and a function for each name of an operation."""
 
     shape: Callable[[Any], Sequence[int]]
     ops: dict[str, Op]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
 
 from tdc.core.arguments import expect, expect_function, keys_of
 from tdc.core.container import Container
@@ -33,7 +32,6 @@ from tdc.tensordict.storage import (
     is_tensordict,
     make_room,
     node_size,
-    overwrite,
     put_all,
     put_node,
     remove,
@@ -72,7 +70,7 @@ class Keyed(Container):
         return self._at(path) if default is MISSING or path in self._nodes else default
 
     def _at(self, path: KeyPath) -> Any:
-        """What is at a path.
+        """The entry at a path.
 
         Raises:
             KeyPathError: nothing is there; the nearest keys are named.
@@ -99,9 +97,9 @@ class Keyed(Container):
         Args:
             include_nested: also keys inside inner nodes.
             leaves_only: leave inner nodes out.
-            is_leaf: takes the class of an entry and says whether it is a leaf. None counts all but TensorDicts. What
-                lies inside an inner node that is a leaf is left out.
-            sort: in alphabetical order, not in that of insertion.
+            is_leaf: takes the class of an entry, True if it is a leaf; by default all but TensorDicts. Keys inside an
+                inner node that is a leaf are left out.
+            sort: alphabetically.
         """
         if is_leaf is not None or sort:
             return matching_keys(self, include_nested, leaves_only, is_leaf, sort)
@@ -156,18 +154,6 @@ class Keyed(Container):
             ShapeError: the value's shape does not begin with the batch size.
             KeyPathError: the path leads through a leaf.
         """
-        path: Any = key
-        leaves, size = self._leaves, self._size
-        try:  # most keys are paths already
-            known = path in leaves and self._device is None and isinstance(value, Tensor)
-            known = known and value.shape[: len(size)] == size
-        except (TypeError, RuntimeError):
-            known = False
-        free = type(path) is str or not any_extra(self._nodes)  # no inner node has batch dims to agree with
-        if known and free:
-            leaves = leaves.copy()
-            leaves[path] = value
-            return self._with(leaves, self._nodes)
         path = as_path(key, "set")
         return with_entries(self, "set", {path: value}, replacing=path)
 
@@ -182,11 +168,6 @@ class Keyed(Container):
         """
         if keys is not None:
             other = self._with({}, {}).update(other).select(*keys_of("update", keys))
-        nodes, size = self._nodes, self._size
-        if type(other) is dict and self._device is None and (not nodes or not any_extra(nodes)):
-            leaves = self._leaves.copy()
-            if overwrite(leaves, nodes, size, other):  # pyright: ignore[reportUnknownArgumentType]  # a dict of anything
-                return self._with(leaves, nodes, size)
         return with_entries(self, "update", other)
 
     def replace(self, **entries: Any) -> Self:
@@ -221,13 +202,6 @@ class Keyed(Container):
 
     def select(self, *keys: NestedKey, strict: bool = True) -> TensorDict:
         """Only the leaves and inner nodes at `keys`, in their order; absent ones are an error unless `strict=False`."""
-        if not self._nodes:
-            own: Any = self._leaves
-            names: Any = keys
-            try:  # leaves at the top: the usual case, in one step
-                return self._with({name: own[name] for name in names}, self._nodes)
-            except (KeyError, TypeError):
-                pass
         leaves: Leaves = {}
         nodes: Nodes = {(): self._nodes[()]} if () in self._nodes else {}
         for key in keys:
@@ -316,14 +290,11 @@ class Keyed(Container):
             return self
         fixed = statics(self._nodes)
         leaves: dict[Any, Any] = {p if type(p) is str else separator.join(p): x for p, x in self._leaves.items()}
-        joints: list[int] = [len(p) - 1 for p in self._leaves if type(p) is tuple]
-        plain = len(leaves) == len(self._leaves) and len(separator) == 1 and not fixed
-        if not plain or "".join(leaves).count(separator) != sum(joints):  # a key may hold it
-            wrong = split_elsewhere((*self._leaves, *self._nodes), separator)
-            if wrong and any([is_inner(n) for p, n in self._nodes.items() if p != ()]):
-                hint = "choose another separator, or td.rename_keys({old: new}) first"
-                expected = f"keys that split at {separator!r} as they are joined"
-                raise KeyPathError(message("flatten_keys", expected, f"{len(wrong)} others", wrong, hint))
+        wrong = split_elsewhere((*self._leaves, *self._nodes), separator)
+        if wrong and any([is_inner(n) for p, n in self._nodes.items() if p != ()]):
+            hint = "choose another separator, or td.rename_keys({old: new}) first"
+            expected = f"keys that split at {separator!r} as they are joined"
+            raise KeyPathError(message("flatten_keys", expected, f"{len(wrong)} others", wrong, hint))
         joined: Nodes = {separator.join(parts(path)): entry for path, entry in fixed.items()}
         if len(leaves.keys() | joined.keys()) < len(self._leaves) + len(fixed):
             got = f"paths that join to one key with separator {separator!r}"
@@ -445,5 +416,5 @@ def split_elsewhere(paths: tuple[KeyPath, ...], separator: str) -> tuple[str, ..
 
 
 def any_below(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
-    """Whether some path lies below `path`."""
+    """True if some path is below `path`."""
     return any([p != path and within(p, path) for p in paths])

@@ -21,10 +21,9 @@ from tdc.tensordict.paths import depth
 
 if TYPE_CHECKING:
     from tdc.tensordict.at import At
-    from tdc.tensordict.summary import Summary
 
 MODULES = {  # that register a function
-    "at": "tdc.tensordict.at", "summary": "tdc.tensordict.summary", "map": "tdc.data.map", "map_iter": "tdc.data.map",
+    "at": "tdc.tensordict.at", "map": "tdc.data.map", "map_iter": "tdc.data.map",
     "memmap": "tdc.io.save", "share_memory": "tdc.ops.memory", "pin_memory": "tdc.ops.memory",
 }  # fmt: skip
 
@@ -57,7 +56,7 @@ class Methods(Keyed):
 
     def summary(self) -> Summary:
         """A table of all entries: key, kind, shape, dtype, device, and bytes of each leaf and subtree."""
-        return WORK.summary(self)
+        return summary(self)
 
     def map(self, fn: Callable[..., Any], dim: int = 0, **settings: Any) -> Any:
         """`tdc.map(fn, td, dim, ...)`: `fn` of parts along a batch dim, joined."""

@@ -48,7 +48,7 @@ def bytes_of(leaves: Iterable[Any]) -> int:
 
 
 def bytes_of_traced(leaves: Iterable[Any]) -> int:
-    """What Dynamo traces in place of `bytes_of`: a graph knows no storages, so views of one buffer count one by one."""
+    """Traced in place of `bytes_of`: a graph knows no storages, so views of one buffer count one by one."""
     found = dict.fromkeys([t for leaf in leaves for t in tensors_of(leaf)])
     return sum([dense_numel(x) * x.element_size() for x in found])
 

@@ -95,9 +95,9 @@ def tensor_in(value: Any) -> Any:
     """The first tensor or container that a value is, or holds in tuples, lists, sets and fields of dataclasses."""
     if isinstance(value, (torch.Tensor, Frozen)):
         return value
-    members: Any = value if isinstance(value, (tuple, list, frozenset, set)) else ()
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        members = [getattr(value, name) for name in value.__dataclass_fields__]
+    given: Any = value
+    names: Any = getattr(given, "__dataclass_fields__", ()) if not isinstance(value, type) else ()
+    members = given if isinstance(value, (tuple, list, frozenset, set)) else [getattr(given, name) for name in names]
     for x in members:
         found = tensor_in(x)
         if found is not None:
@@ -130,7 +130,7 @@ def with_extra(entry: Entry, extra: int) -> Entry:
 
 
 def any_extra(nodes: Nodes) -> bool:
-    """Whether some node has more batch dims than the root. Static values are false, so that this is one call in C."""
+    """True if some node has more batch dims than the root. Static values are false, so that this is one call in C."""
     return any(nodes.values())
 
 
@@ -145,7 +145,7 @@ def statics(nodes: Mapping[KeyPath, Any]) -> dict[KeyPath, Static]:
 
 
 def is_inner(entry: Any) -> bool:
-    """Whether an entry is a node, and not a static value."""
+    """True for a node, not a static value."""
     return entry is not None and type(entry) is not Static
 
 

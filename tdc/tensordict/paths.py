@@ -69,7 +69,7 @@ def all_ancestors(paths: Iterable[KeyPath]) -> list[Any]:
 
 
 def within(path: KeyPath, node: KeyPath) -> bool:
-    """Whether a path is that of a node or below it.
+    """True if a path is that of a node or below it.
 
     Example:
         >>> within(("a", "b"), "a"), within("a", "a"), within("ab", "a"), within("a", ())
@@ -97,7 +97,7 @@ def subtable(table: Mapping[KeyPath, T], node: KeyPath) -> dict[Any, T]:
 
 
 def subtable_traced(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
-    """What Dynamo traces in place of `subtable`: it does not look at the paths that are elsewhere, and at no path by
+    """Traced in place of `subtable`: it does not look at the paths that are elsewhere, and at no path by
     itself where all have one key more than the node."""
     first, count, flat = span(tuple(table), node)
     if first < 0:
@@ -166,7 +166,7 @@ def top_keys(paths: Sequence[KeyPath]) -> tuple[str, ...]:
 
 @constant
 def arrangement(paths: Sequence[KeyPath], wanted: Sequence[KeyPath]) -> str:
-    """Whether paths are the "same" as others, in another "order", or "other" ones."""
+    """How paths compare with others: "same", the same in another "order", or "other"."""
     return "same" if [*paths] == [*wanted] else "order" if set(paths) == set(wanted) else "other"
 
 

@@ -33,7 +33,7 @@ def check_select(op: str, select: Any) -> None:
 
 
 def chosen(leaves: Any, select: Select) -> list[bool]:
-    """Whether a table of leaves has each of them chosen, in order."""
+    """True for each leaf of a table that is chosen, in order."""
     if isinstance(select, str):
         return list(matched(list(leaves), (select,)))
     if callable(select):
@@ -43,7 +43,7 @@ def chosen(leaves: Any, select: Select) -> list[bool]:
 
 @constant
 def matched(paths: Sequence[KeyPath], patterns: Sequence[str]) -> tuple[bool, ...]:
-    """Whether each path matches one of the patterns.
+    """True for each path that matches one of the patterns.
 
     Example:
         >>> matched(["a", ("a", "b"), "c"], ["a.*", "c"])

@@ -80,7 +80,7 @@ class Handle:
 
 
 def reduce(td: Any) -> tuple[Any, ...]:
-    """What is sent of a TensorDict."""
+    """Reduce a TensorDict to the function and arguments that make it again."""
     file = io.BytesIO()
     rest = Rest(file)
     rest.dump(td)
@@ -136,7 +136,7 @@ def in_runs(metas: list[Meta | Tensor]) -> list[Any]:
 
 
 def shared_handle(x: Tensor) -> Handle | None:
-    """What is sent of the shared storage of a tensor; None of one that is a map of a file."""
+    """The handle of the shared storage of a tensor; None if it is a map of a file."""
     try:
         return Handle(reduce_storage(x.untyped_storage()))
     except OSError:

@@ -8,7 +8,7 @@ check and compare the two dicts and do not know the class that holds them.
 Invariants:
   - a path is a leaf, a node, or absent; every proper prefix of a path is a node;
   - a dict that a function returns belongs to the caller; the arguments `leaves` and `nodes` of functions that put,
-    remove, absorb or overwrite are changed, no others.
+    remove or absorb are changed, no others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from torch import Tensor
 
 from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic, trace_as
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
+from tdc.core.errors import (
+    DtypeError,
+    KeyPathError,
+    ShapeError,
+    StructureError,
+    describe,
+    message,
+    refuse_wrong,
+    show_sizes,
+)
 from tdc.core.keys import as_path, parts, show
 from tdc.core.typing import MISSING, KeyPath, OpName
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrap_leaf
@@ -117,27 +126,8 @@ def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
 
 
 def is_tensordict(x: Any) -> bool:
-    """Whether a value is of the class built on this storage."""
+    """True for a TensorDict."""
     return isinstance(x, Container) and x._kind == "tensordict"
-
-
-def overwrite(
-    leaves: Leaves, nodes: Nodes, size: torch.Size, source: dict[Any, Any], prefix: tuple[str, ...] = ()
-) -> bool:
-    """Put tensors in place of leaves that are there; False, with the work half done, where an entry is anything else.
-
-    The quick way for the most frequent update, which has no new key, nothing to convert and no error to report.
-    """
-    k = len(size)
-    for key, value in source.items():
-        path: Any = (*prefix, key) if prefix else key
-        if path in leaves and isinstance(value, Tensor) and not value.is_nested and value.shape[:k] == size:
-            leaves[path] = value
-            continue
-        inner: Any = value
-        if type(value) is not dict or path not in nodes or not overwrite(leaves, nodes, size, inner, (*prefix, key)):
-            return False
-    return True
 
 
 def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int, device: torch.device | None) -> None:
@@ -284,9 +274,8 @@ def check_statics(op: OpName, first: Any, other: Any) -> None:
     """Check that two TensorDicts have the same static values."""
     here, there = statics(first._nodes), statics(other._nodes)
     wrong = [show(p) for p in {**here, **there} if here.get(p) != there.get(p)] if here or there else []
-    if wrong:
-        got, hint = f"{len(wrong)} that differ", "ObjectArray for one object per example, or exclude the key"
-        raise StructureError(message(op, "equal static values", got, wrong, hint))
+    hint = "ObjectArray for one object per example, or exclude the key"
+    refuse_wrong(StructureError, op, "equal static values", wrong, "that differ", hint)
 
 
 def same_size(op: OpName, first: Any, *others: Any) -> None:
@@ -320,12 +309,12 @@ def columns_of(op: OpName, *tds: Any) -> list[list[Any]]:
 
 
 def nodes_differ(a: Nodes, b: Nodes) -> bool:
-    """Whether two tables of nodes differ."""
+    """True if two tables of nodes differ."""
     return a is not b and a != b
 
 
 def nodes_differ_traced(a: Nodes, b: Nodes) -> bool:
-    """What Dynamo traces in place of `nodes_differ`: `b` is only looked up, which takes half the guards."""
+    """Traced in place of `nodes_differ`: `b` is only looked up, which takes half the guards."""
     return len(a) != len(b) or any([b.get(p, MISSING) != entry for p, entry in a.items()])
 
 
@@ -360,7 +349,7 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
 
 
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:
-    """What lies below a node: leaves and nodes by their paths from the node on, and its own extra batch dims."""
+    """Leaves and nodes below a node by their paths from it on, and its extra batch dims."""
     extra = extra_of(nodes[path])
     inner: Nodes = {(): nodes[path], **subtable(nodes, path)}
     if extra:
@@ -378,7 +367,7 @@ def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
 
 
 def children(leaves: Leaves, nodes: Nodes, size: torch.Size) -> list[tuple[str, Any, Any]]:
-    """What lies directly below the root, in insertion order: each key, what is there, and of an inner node its leaves,
+    """The children of the root, in insertion order: each key, what is there, and of an inner node its leaves,
     nodes and batch size; None of a leaf or a static value."""
     found: list[tuple[str, Any, Any]] = []
     for key in top_keys([*leaves, *nodes]):

@@ -31,7 +31,7 @@ import torch
 
 from tdc.core.annotations import annotations_in, evaluated
 from tdc.core.arguments import expect
-from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
+from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message, refuse_wrong
 from tdc.core.frozen import read_only
 from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING, NestedKey
@@ -160,7 +160,7 @@ class TensorClass(TensorDict, metaclass=Meta):
         device: Any = dataclasses.field(default=None, kw_only=True)
 
     def __init__(self, /, *, batch_size: Any = (), device: Any = None, **fields: Any) -> None:
-        """What a constructor of your own calls: `super().__init__(x=2 * x, batch_size=batch_size)`."""
+        """Called by a constructor of your own: `super().__init__(x=2 * x, batch_size=batch_size)`."""
         check_names(type(self), fields)
         store(self, fields, as_size(batch_size), device)
 
@@ -224,9 +224,8 @@ class TensorClass(TensorDict, metaclass=Meta):
             KeyPathError: a name that is no field.
         """
         wrong = [f"{k}: no field" for k in entries if k not in self._fields]
-        if wrong:
-            hint = f"fields: {', '.join(self._fields)}"
-            raise KeyPathError(message("replace", "names of fields", f"{len(wrong)} others", wrong, hint))
+        hint = f"fields: {', '.join(self._fields)}"
+        refuse_wrong(KeyPathError, "replace", "names of fields", wrong, "others", hint)
         return with_fields(self, entries)
 
     __replace__ = replace

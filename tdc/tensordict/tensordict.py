@@ -45,7 +45,7 @@ from tdc.tensordict.apply import applied
 from tdc.tensordict.builder import Builder
 from tdc.tensordict.display import node_html, node_text
 from tdc.tensordict.indexing import at, indexed, is_vector, misfit, normal_index, refused, selected, uses_dims
-from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrap_leaf
+from tdc.tensordict.leaf import PROTOCOLS, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.methods import Methods
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
@@ -72,7 +72,7 @@ def found_nowhere(x: TensorDict, name: str) -> Any:
 
 
 def raised_in_a_graph(x: TensorDict, name: str) -> NoReturn:
-    """What Dynamo traces in place of `found_nowhere`."""
+    """Traced in place of `found_nowhere`."""
     raise AttributeError(f"'TensorDict' object has no attribute {name!r}")
 
 
@@ -197,23 +197,7 @@ class TensorDict(Methods, Operations):
     # -- reading
 
     def __getitem__(self, key: Any) -> Any:
-        path: Any = key
-        if type(key) is str:
-            try:  # quicker than asking first
-                leaf = self._leaves[key]
-            except KeyError:
-                return self._at(key)
-            return leaf if type(leaf) is not Leaf else leaf._value
-        if type(key) is tuple and len(key) and type(path[0]) is str:
-            if len(path) == 1:
-                return self[path[0]]
-            try:
-                leaf = self._leaves[path]
-            except (KeyError, TypeError):  # an inner node, a key in need of unravelling, or no key
-                pass
-            else:
-                return leaf if type(leaf) is not Leaf else leaf._value
-        return self.get(path) if is_key(path) else index(self, path)
+        return self.get(key) if is_key(key) else index(self, key)
 
     def __getitems__(self, indices: list[int]) -> TensorDict:
         """`td[indices]`: what a `torch.utils.data.DataLoader` calls to fetch a batch at once."""
@@ -322,7 +306,7 @@ class TensorDict(Methods, Operations):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether some leaf takes part in autograd."""
+        """True if some leaf requires grad."""
         return any([getattr(leaf, "requires_grad", False) for leaf in self._leaves.values()])
 
     def to_numpy(self) -> dict[str, Any]:
@@ -339,10 +323,10 @@ class TensorDict(Methods, Operations):
         return build_td(found, self._nodes, Unsized(), None).to_dict()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        spelling = "td = td.at[index].set(value) for a new one, tdc.copy_(td, value, index) to write into a memory map"
-        spelling = f"td = td.set({key!r}, value)" if is_key(key) else spelling
+        hint = "td = td.at[index].set(value) for a new one, tdc.copy_(td, value, index) to write into a memory map"
+        hint = f"td = td.set({key!r}, value)" if is_key(key) else hint
         expected = "no assignment, TensorDicts are immutable"
-        raise ImmutableError(message("TensorDict", expected, "td[...] = value", hint=spelling))
+        raise ImmutableError(message("TensorDict", expected, "td[...] = value", hint=hint))
 
     def __delitem__(self, key: Any) -> None:
         got, spelling = f"del td[{key!r}]", f"td = td.delete({key!r})"

@@ -258,10 +258,10 @@ def test_a_bounded_number_is_in_flight(monkeypatch: pytest.MonkeyPatch):
     def wait(running: Any, **kwargs: Any) -> None:
         manual.run_last()
 
-    monkeypatch.setattr(executors, "wait", wait)
+    monkeypatch.setattr(parts, "wait", wait)
     out = tdc.map(fns.doubled, data(1000), chunksize=1, executor=manual)
     assert torch.equal(out["x"], data(1000)["x"])
-    assert (manual.most, manual.submitted) == (executors.MOST, 1000)
+    assert (manual.most, manual.submitted) == (parts.MOST, 1000)
 
 
 @pytest.mark.parametrize("fn", [fns.fails_with_two, fns.fails_with_a_lambda], ids=lambda fn: fn.__name__)

@@ -12,7 +12,7 @@ from map_functions import data
 
 import tdc
 from tdc import ChunkError, DtypeError, ShapeError
-from tdc.data import executors
+from tdc.data import parts
 
 lib: Any = tdc
 
@@ -60,7 +60,7 @@ def test_parts_are_done_when_they_are_asked_for():
 
 def test_how_far_it_is_ahead(monkeypatch: pytest.MonkeyPatch):
     manual = fns.Manual()
-    monkeypatch.setattr(executors, "wait", lambda *args, **kwargs: manual.run_last())
+    monkeypatch.setattr(parts, "wait", lambda *args, **kwargs: manual.run_last())
     results = tdc.data.map_iter(fns.doubled, data(), chunksize=1, executor=manual, prefetch=3)
     assert manual.submitted == 0
     assert int(next(results)["in", "id"]) == 0
@@ -78,7 +78,7 @@ def test_one_that_is_dropped(monkeypatch: pytest.MonkeyPatch):
         manual.run_last()
         manual.calls.reverse()
 
-    monkeypatch.setattr(executors, "wait", run_first)
+    monkeypatch.setattr(parts, "wait", run_first)
     results = tdc.data.map_iter(fns.doubled, data(), chunksize=1, executor=manual, prefetch=5)
     next(results)
     del results

@@ -15,7 +15,7 @@ import torch
 
 from tdc import TensorDict
 from tdc.data import loader
-from tdc.data.prefetch import Ahead, prefetched
+from tdc.data.loader import Ahead, prefetched
 
 
 def threads() -> list[threading.Thread]:

@@ -19,7 +19,7 @@ SLOW = {"tdc.doctor", "examples.demo.data"}  # one compiles with Inductor, one r
 
 
 OPTIONAL = {  # examples that need another package
-    "tdc.data.arrow": "pyarrow", "tdc.data.parquet": "pyarrow", "tdc.hf.model": "transformers",
+    "tdc.data.arrow": "pyarrow", "tdc.hf.model": "transformers",
     "tdc.hf.generate": "transformers", "tdc.einops.backend": "einops",
 }  # fmt: skip
 CLIENTS = ("tdc.hf", "tdc.einops")  # that `make test-clients` runs

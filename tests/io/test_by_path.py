@@ -20,8 +20,8 @@ import tdc
 from tdc import FormatError, MaskedBatch, NestedTensor, TensorDict
 from tdc.io import load, memmap_empty, save
 from tdc.io.by_path import Parcel, is_open_store
+from tdc.io.files import is_written, origin_of
 from tdc.io.manifest import DTYPES
-from tdc.io.origin import is_written, origin_of
 
 LARGE = 100_000
 

@@ -230,5 +230,5 @@ def test_fields_of_several_tensorclasses_are_in_the_order_of_a_dataclass():
 
 
 def test_a_base_whose_required_field_comes_behind_a_default_is_refused():
-    with pytest.raises(tdc.StructureError, match="fields without a default first, got .* behind one with a default"):
+    with pytest.raises(tdc.StructureError, match=r"fields without a default first, got .* behind one with a default"):
         type(Place)("Wrong", (Place, Point), {"__module__": __name__})

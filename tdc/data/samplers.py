@@ -1,14 +1,14 @@
-"""Batches of ragged examples by their tokens: as many examples as fill a budget.
+"""Batches of ragged examples by their lengths: as many as fill a budget of tokens, or examples of near lengths.
 
-With shuffle the examples are packed a window at a time. Of the next examples in shuffled order, as many as fill 64
+`TokenBudgetSampler` with shuffle packs a window at a time. Of the next examples in shuffled order, as many as fill 64
 batches, the longest goes first, and each to the emptiest batch. What is left of a batch is filled by swapping one of
-its examples for one that is longer by as much, from the examples that did not fit and the next 128. These wait for the
-next window, where they go first. Windows become smaller towards the end, so that something is left to swap with.
+its examples for one that is longer by as much, from the examples that did not fit and the next 128, which wait for the
+next window. Windows become smaller towards the end, so that something is left to swap with.
 
-Without shuffle, and where batches are of consecutive examples, a batch is as full as the next example lets it be.
+`BucketSampler` sorts a window of many batches by length, cuts it into batches and shuffles these. The batches of one
+round of ranks are neighbours in length, so that no rank waits for another.
 
-Invariants: no batch exceeds the budget; every example is in exactly one batch; only the last batch is less full because
-nothing was left.
+Invariants: every example is in exactly one batch; no batch exceeds the budget.
 """
 
 from __future__ import annotations
@@ -24,9 +24,47 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.errors import ShapeError, message
-from tdc.data.epochs import EpochSampler, Plan, plan_of, whole_number
-from tdc.data.example_lengths import example_lengths
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.data.epochs import EpochSampler, Plan, equal_bounds, plan_of, whole_number
+from tdc.layout.segments import lengths_of
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.two_level import TwoLevelTensor
+
+
+def example_lengths(op: str, given: Any) -> Tensor:
+    """Lengths of examples as (B,): those of a ragged leaf, or numbers.
+
+    Raises:
+        DtypeError: neither a ragged batch nor whole numbers.
+        ShapeError: no vector, or a length below 0.
+    """
+    if isinstance(given, NestedTensor):
+        return lengths_of(given.structure).cpu()
+    if isinstance(given, TwoLevelTensor):  # elements, as tokens of a document
+        return given.values.offsets[given.offsets].diff().cpu()
+    if isinstance(given, MaskedBatch):
+        return given.lengths.to(torch.int64).prod(1).cpu()
+    hint = "td['tokens'] of ragged tokens, or their lengths as a vector of whole numbers"
+    expected = "a ragged batch, or lengths (B,)"
+    if isinstance(given, (list, tuple)) or (hasattr(given, "__array__") and not isinstance(given, Tensor)):
+        try:
+            found = torch.as_tensor(given, dtype=None if len(given) else torch.int64, device="cpu")
+        except (TypeError, ValueError, RuntimeError):
+            raise DtypeError(message(op, expected, describe(given), hint=hint)) from None
+    else:
+        found = given
+    if not isinstance(found, Tensor) or found.dtype.is_floating_point or found.dtype.is_complex:
+        raise DtypeError(message(op, expected, describe(found), hint=hint))
+    if found.ndim != 1 or found.dtype == torch.bool:
+        raise ShapeError(message(op, expected, describe(found), hint=hint))
+    found = found.to("cpu", torch.int64)  # unsigned numbers of 16 bits and more are not compared
+    if bool((found < 0).any()):
+        at = int((found < 0).nonzero()[0, 0])
+        got, hint = f"one below 0 at example {at}", "lengths.clamp(min=0)"
+        raise ShapeError(message(op, "lengths of 0 or more", got, hint=hint))
+    return found
+
 
 WINDOW = 64
 RESERVE = 128
@@ -218,3 +256,63 @@ def swap_two(batch: list[int], spare: list[Item], lengths: list[int], gap: int) 
             best, out, into = new[at - 1][0] - total, old, new[at - 1][1]
     batch[:] = [i for i in batch if i not in out] + [*into]
     spare[:] = sorted([x for x in spare if x[1] not in into] + [(lengths[i], i) for i in out])
+
+
+class BucketSampler(EpochSampler):
+    """Batches of examples of near lengths, each example once in an epoch.
+
+    It is a `batch_sampler=` for `torch.utils.data.DataLoader` and for `tdc.data.loader`.
+
+    Args:
+        lengths: a ragged leaf, or the lengths of examples (B,).
+        batch_size: examples of a batch.
+        window: how many batches are sorted by length together: more for less padding, fewer for batches that are more
+            random. Of 1, batches are random.
+        shuffle: another order in each epoch; without it windows are of consecutive examples, and batches in order.
+        seed, drop_last, rank, world_size: as of `TokenBudgetSampler`.
+
+    Raises:
+        ShapeError, DtypeError: no vector of lengths; other arguments that are none.
+
+    Compile:
+        Eager only.
+
+    Example:
+        >>> sampler = BucketSampler([5, 1, 6, 2, 9, 1], batch_size=2, shuffle=False)
+        >>> list(sampler)
+        [[4, 2], [0, 3], [1, 5]]
+
+    Source:
+        `torch.utils.data.BatchSampler`, `torch.utils.data.DistributedSampler`.
+    """
+
+    _op = "data.BucketSampler"
+
+    def __init__(
+        self, lengths: Any, batch_size: int, *, window: int = 100, shuffle: bool = True, seed: int = 0,
+        drop_last: bool = False, rank: int = 0, world_size: int = 1,
+    ) -> None:  # fmt: skip
+        found = example_lengths(self._op, lengths)
+        self._batch_size = whole_number(self._op, 1, "batch_size", batch_size)
+        self._window = whole_number(self._op, 1, "window", window)
+        super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
+        self._lengths = found
+
+    def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
+        size, n = self._batch_size, self._examples
+        windows = torch.arange(n, device="cpu") // (size * self._window)
+        longest_first = self._lengths[order].argsort(descending=True, stable=True)
+        order = order[longest_first][windows[longest_first].argsort(stable=True)]
+        count = n // size  # of full batches
+        if self._shuffle:
+            ranks = self._world_size
+            rounds = torch.randperm(count // ranks, generator=generator, device="cpu")
+            first = (rounds[:, None] * ranks + torch.arange(ranks, device="cpu")).flatten()
+            chosen = torch.cat([first, torch.arange(len(first), count, device="cpu")])
+            order = torch.cat([order[: count * size].view(count, size)[chosen].flatten(), order[count * size :]])
+        end = count * size if self._drop_last else n
+        return Plan(order[:end], equal_bounds(end, size))
+
+    def _settings(self) -> dict[str, Any]:
+        more = {"batch_size": self._batch_size, "window": self._window, "tokens": int(self._lengths.sum())}
+        return {**super()._settings(), **more}
