@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any
@@ -23,47 +22,11 @@ import torch
 from tdc.core.arguments import expect, expect_at_least, expect_function, expect_number, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.progress import Progress, check_progress, shown
-from tdc.data.chunks import check_out, chunks_of, joined, write
 from tdc.data.epochs import SEEDS
-from tdc.data.executors import Work, check_executor
+from tdc.data.parts import Work, check_executor, check_out, chunks_of, joined, write
 from tdc.tensordict.methods import register
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
-
-Tell = Callable[[int], Any]
-
-
-def check_progress(op: str, progress: Any) -> None:
-    """Refuse what is neither a bool nor a function."""
-    if not isinstance(progress, bool) and not callable(progress):
-        hint = "True, or a function of how many parts are done and how many there are"
-        raise DtypeError(message(op, "a bool or a function for progress", describe(progress), hint=hint))
-
-
-@contextmanager
-def shown(progress: Any, total: int) -> Iterator[Tell]:
-    """Yields a function that takes how many parts are done.
-
-    Args:
-        progress: False for nothing, True for a bar, or a function of `(done, total)`.
-    """
-    if progress is not True:
-        yield (lambda done: progress(done, total)) if progress else lambda done: None
-        return
-    try:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-    except ImportError:
-        yield lambda done: line(done, total)
-        return
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("map", total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def line(done: int, total: int) -> None:
-    """Without `rich`: one line, written over."""
-    print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
 
 ITER = "data.map_iter"
 

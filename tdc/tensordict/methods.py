@@ -16,6 +16,7 @@ import torch
 
 from tdc.core.errors import UnsupportedError, message
 from tdc.core.progress import Progress
+from tdc.tensordict.display import Summary, summary
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.paths import depth
 

@@ -22,7 +22,7 @@ from map_functions import data
 import tdc
 from tdc import ChunkError, DtypeError, ShapeError, StructureError, TensorDict, UnsupportedError
 from tdc.core import progress
-from tdc.data import executors
+from tdc.data import parts
 
 lib: Any = tdc
 
