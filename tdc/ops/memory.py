@@ -40,7 +40,10 @@ def pin_memory(td: TensorDict) -> TensorDict:
     if not torch.accelerator.is_available():
         got, hint = "none that torch finds", "leave it out, or td.share_memory() for other processes"
         raise UnsupportedError(message("pin_memory", "an accelerator to lock memory for", got, hint=hint))
-    wanted = lambda x: not x.requires_grad and not x.is_pinned()  # noqa: E731
+
+    def wanted(x: Tensor) -> bool:
+        return not x.requires_grad and not x.is_pinned()
+
     buffer = partial(torch.empty, dtype=torch.uint8, device="cpu", pin_memory=True)
     return in_one_buffer("pin_memory", td, wanted, buffer, lambda x: x.pin_memory() if x.device.type == "cpu" else x)
 

@@ -88,8 +88,8 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
             found = plane_pool(data, kernel, steps, 0, wide, ceil_mode, wanted)
         dense, *rest = found if wanted else (found,)
         if ceil_mode and any(pads):  # there may be one window more, which begins in padding
-            own = [span.at(size) for span, size in zip(spans, plane, strict=True)]
-            dense, *rest = [t[(..., *[slice(size) for size in own])] for t in (dense, *rest)]
+            for d, span in enumerate(spans):
+                dense, *rest = [t.narrow(d + 2, 0, span.at(plane[d])) for t in (dense, *rest)]
         out = resized(p, dense, spans)
         if not wanted:
             return out
