@@ -58,9 +58,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             case.add_marker("slow" if n < slow else "sweep")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """No search for garbage while tests are collected."""
+    gc.disable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Thousands of tests are no garbage, for which torch searches the memory about once a compile."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

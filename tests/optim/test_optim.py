@@ -188,6 +188,7 @@ def test_one_graph_for_all_steps(name: str):
     assert (compiled.counts.graphs, compiled.counts.breaks, compiled.counts.compiles) == (1, 0, 1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["sgd", "adam", "lion"])
 def test_a_graph_refuses_gradients_that_broadcast(name: str):
     params = TensorDict({"w": torch.randn(3, 4)}, [])
