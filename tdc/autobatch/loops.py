@@ -98,6 +98,11 @@ class Inside:
         if going is not False:
             self.now[number], self.most[number] = going, most
 
+    def bound(self, own: Any) -> Any:
+        """A bound on the rounds of a loop: its own times those of inner loops; None without one."""
+        rounds = [own, *[self.most[k] for k in self.now]]
+        return None if any([x is None for x in rounds]) else math.prod(rounds)
+
 
 NOWHERE = Inside({}, {})  # of a loop without inner loops
 
@@ -203,9 +208,7 @@ def require_ended(going: Mask, most: Any) -> None:
         require(~going.any(), message(OP, expected, got, hint="raise max_iters"))
 
 
-def in_graph(
-    loop: Rounds, state: State, fixed: Any, n: int, steps: Steps | None = None, most: int | None = None
-) -> Out:
+def in_graph(loop: Rounds, state: State, fixed: Any, n: int, steps: Steps | None, most: int | None) -> Out:
     """Rounds as one `while_loop`, of at most `most` rounds; `steps` gives the items of a `for`."""
     loops_made(1)
     device, keys = state[0].device, (RESULT, *loop.names)
@@ -225,8 +228,7 @@ def in_graph(
             counter = counter + (as_mask(now[0], there, device) if inside else 1)
             now = (split(now[0], present(steps, counter, there))[0], *now[1:])
         out = followed(loop.names, before, now, False)
-        after = [as_mask(out[0], there, device), as_mask(out[2], there, device), as_mask(out[3], there, device)]
-        return counter, after, waiting or NOWHERE, [out[4], *out[5]]
+        return counter, [as_mask(out[k], there, device) for k in STAYS], waiting or NOWHERE, [out[4], *out[5]]
 
     def first(numbers: tuple[int, ...], values: list[Any]) -> tuple[Any, ...]:
         """A state before the first round, with a counter of each example where some may wait."""
@@ -238,8 +240,7 @@ def in_graph(
         all_there = [start[0] if loop.inner else None, *start[1:]]  # then no values are picked
         counter, masks, waiting, now = step(counter, all_there, waiting, values)
         longest = None if steps is None else steps.longest()
-        rounds = [most if longest is None else longest, *[waiting.most[k] for k in waiting.now]]
-        bound = None if any([x is None for x in rounds]) else math.prod(rounds)
+        bound = waiting.bound(most if longest is None else longest)
         return tuple([k for k in loop.inner if k in waiting.now]), bound, counter, masks, waiting.now, now
 
     values, (numbers, _, *after), own = stable(outside, keys, [state[4], *state[5]], n)
