@@ -123,7 +123,7 @@ def test_what_was_written_goes_as_data(path: Path, how: str):
 
 def test_where_the_system_cannot_tell(path: Path, monkeypatch: pytest.MonkeyPatch):
     td = large(path)
-    monkeypatch.setattr("tdc.io.origin.PAGES", "/nowhere")
+    monkeypatch.setattr("tdc.io.files.PAGES", "/nowhere")
     assert len(pickle.dumps(td)) > 8 * LARGE
     assert len(pickle.dumps(load(path, mode="r+"))) < 600
 
