@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tdc.tensordict.at import At
 
 MODULES = {  # that register a function
-    "at": "tdc.tensordict.at", "map": "tdc.data.map", "map_iter": "tdc.data.map",
-    "memmap": "tdc.io.save", "share_memory": "tdc.ops.memory", "pin_memory": "tdc.ops.memory",
+    "at": "tdc.tensordict.at", "map": "tdc.data.map", "map_iter": "tdc.data.map", "memmap": "tdc.io.save",
+    "reduce": "tdc.io.by_path", "share_memory": "tdc.ops.memory", "pin_memory": "tdc.ops.memory",
 }  # fmt: skip
 
 
