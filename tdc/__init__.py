@@ -46,8 +46,8 @@ from .core.keys import unravel_key as unravel_key
 from .data.map import map as map
 from .interop.records import as_tensordict as as_tensordict
 from .layout.segments import offsets_of as offsets_of
-from .ops.copy import copy_ as copy_
-from .ops.factory import positions as positions
+from .ops.elementwise.factory import positions as positions
+from .ops.tensordict.copy import copy_ as copy_
 from .ops.unbatched import unbatched as unbatched
 from .ragged.convert import from_padded as from_padded
 from .ragged.convert import from_torch as from_torch

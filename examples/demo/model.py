@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tdc.ops.factory import positions
+from tdc.ops.elementwise.factory import positions
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 from tdc.tensordict.tensordict import TensorDict

@@ -22,7 +22,7 @@ from tdc.core.dynamo import constant, has_address, mark_address, storage_id, tra
 from tdc.core.errors import StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
-from tdc.ops.copy import copy_
+from tdc.ops.tensordict.copy import copy_
 from tdc.tensordict.paths import arrangement, join, top_keys
 from tdc.tensordict.tensordict import TensorDict, build_td
 

@@ -39,7 +39,7 @@ from tdc.core.pytree import tree_map
 from tdc.interop.spec import differences, spec_of
 from tdc.io.by_path import Alone, Parcel, Sealed, is_open_store
 from tdc.io.files import origin_of
-from tdc.ops.copy import copy_
+from tdc.ops.tensordict.copy import copy_
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.storage import BATCHES
 from tdc.tensordict.leaf import unwrap

@@ -125,7 +125,7 @@ def memmap_empty(
 
     Example:
         >>> import tempfile, torch
-        >>> from tdc.ops.copy import copy_
+        >>> from tdc.ops.tensordict.copy import copy_
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     buffer = memmap_empty({"obs": ((2,), torch.float32)}, f"{folder}/buffer", [1000])
         ...     _ = copy_(buffer, {"obs": torch.ones(2, 2)}, index=slice(7, 9))

@@ -1,4 +1,4 @@
-"""Operations: one file for each family, each a table of rows and the rules they name.
+"""Operations: a file for each family, in folders of kin, each a table of rows and the rules they name.
 
 Importing this package fills the rule table and gives the containers their methods.
 """
@@ -11,12 +11,16 @@ from tdc.ops.attention.scaled_dot_product import varlen_attention as varlen_atte
 from tdc.ops.extend import implements as implements
 
 # isort: off
-from tdc.ops import (  # noqa: F401  # each fills the table with the rows of its family
-    batch, batch_dims, channel, checkpoint, comparison, conv, distance, einsum, embedding_bag, extend,
-    extremes, factory, feature_sizes, flatten, indexing, join, lengths, linalg, loss, masks, matmul, memory, moments,
-    norm, order_statistics, partial_ragged, pointwise, pool, positionwise, product, random, reduction, resample, rnn,
-    scan, shape, shape_moves, sort, split, torch_masked, unbatched, vector_norm,
+from tdc.ops import checkpoint, extend, indexing, loss, masks, rnn, unbatched  # noqa: F401
+from tdc.ops.elementwise import comparison, factory, pointwise, random  # noqa: F401
+from tdc.ops.images import conv, pool, resample  # noqa: F401
+from tdc.ops.layers import channel, embedding_bag, feature_sizes, norm, positionwise  # noqa: F401
+from tdc.ops.products import distance, einsum, linalg, matmul  # noqa: F401
+from tdc.ops.reduce import (  # noqa: F401
+    extremes, moments, order_statistics, partial_ragged, product, reduction, scan, sort, torch_masked, vector_norm,
 )  # fmt: skip
+from tdc.ops.shape import flatten, join, lengths, dims, moves, split  # noqa: F401
+from tdc.ops.tensordict import batch, batch_dims, memory  # noqa: F401
 from tdc.ops import two_level  # noqa: F401  # which runs rows of the others
 from tdc.ops import install  # noqa: F401
 # isort: on

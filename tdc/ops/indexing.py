@@ -19,8 +19,8 @@ from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureErro
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op, OpName
 from tdc.layout.segments import local_positions, row_ids, spread
+from tdc.ops.elementwise.pointwise import mixed
 from tdc.ops.masks import put_where
-from tdc.ops.pointwise import mixed
 from tdc.ops.positions import (
     batch_of,
     beside,

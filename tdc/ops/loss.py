@@ -30,12 +30,12 @@ from tdc.core.dynamo import eager, known
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op, OpName
-from tdc.ops.batch import lift
-from tdc.ops.leafwise import check_broadcast
-from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
-from tdc.ops.positionwise import last_is_static
+from tdc.ops.elementwise.pairs import widest_of
+from tdc.ops.elementwise.pointwise import fits, packed_operand, padded_operand, unbroadcast
+from tdc.ops.layers.positionwise import last_is_static
 from tdc.ops.rectangle import as_batch, rectangle
+from tdc.ops.tensordict.batch import lift
+from tdc.ops.tensordict.leafwise import check_broadcast
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, axis_of, data_of, fitted, is_ragged, ragged_sizes, with_data, with_static

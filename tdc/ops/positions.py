@@ -28,8 +28,8 @@ from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureErro
 from tdc.core.typing import Op, OpName
 from tdc.layout.segments import lengths_of, row_ids, spread
 from tdc.layout.structure import Structure, require_same
-from tdc.ops.join import as_rows
-from tdc.ops.pointwise import packed_operand, padded_operand
+from tdc.ops.elementwise.pointwise import packed_operand, padded_operand
+from tdc.ops.shape.join import as_rows
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.index_ragged import cut_rows
 from tdc.ragged.masked import MaskedBatch, build_masked

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import eager, trace_as, under_transform
 from tdc.core.torch_functions import list_kernel
-from tdc.ops.leafwise import at_once
+from tdc.ops.tensordict.leafwise import at_once
 
 Column: TypeAlias = "list[Tensor]"
 Scalar: TypeAlias = "float | Tensor"

@@ -22,7 +22,7 @@ from tdc.compile._torch.tracing import asked, in_body
 from tdc.core.dynamo import eager, exporting, trace_as, under_transform
 from tdc.core.operators import learning, only_results
 from tdc.kernels.optimizers import KERNELS, Fused
-from tdc.ops.leafwise import PLAIN
+from tdc.ops.tensordict.leafwise import PLAIN
 from tdc.optim.foreach import Column, Scalar
 
 FEW = 12  # a graph of fewer leaves has the arithmetic of each

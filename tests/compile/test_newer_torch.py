@@ -28,7 +28,7 @@ def leave_early(x: Tensor) -> Tensor:
 
 
 def test_dynamo_leaves_no_generator_within_a_list():
-    """`candidates` in tdc/ops/shape.py yields one by one."""
+    """`candidates` in tdc/ops/shape/dims.py yields one by one."""
     run = torch.compile(leave_early, backend="eager", fullgraph=True)
     if before(2, 14):
         assert run(torch.ones(2)).tolist() == [2, 2]

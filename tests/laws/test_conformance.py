@@ -155,7 +155,7 @@ def test_every_row_has_samples():
 
 
 def test_families_are_files_of_operations():
-    files = {path.stem for path in Path(tdc.ops.__file__).parent.iterdir()}
+    files = {path.stem for path in Path(tdc.ops.__file__).parent.rglob("*")}
     assert {rule.family for rule in RULES} <= files
 
 

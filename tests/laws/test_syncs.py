@@ -27,7 +27,9 @@ from tdc.core.rules import Rule
 from tdc.layout import segments
 from tdc.layout.segments import sizes_of, sizes_on_host
 from tdc.layout.structure import remember, remembered
-from tdc.ops import RULES, einsum, pairs
+from tdc.ops import RULES
+from tdc.ops.elementwise import pairs
+from tdc.ops.products import einsum
 from tdc.ragged.nested import NestedTensor
 from tdc.testing import forbid
 from tdc.testing.conformance import is_input

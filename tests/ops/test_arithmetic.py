@@ -14,7 +14,7 @@ import tdc
 from tdc import TensorDict, UnsupportedError
 from tdc.core.errors import op_name
 from tdc.core.rules import RULES, SELF_SECOND
-from tdc.ops.pointwise import STEEP
+from tdc.ops.elementwise.pointwise import STEEP
 
 REFLECTED = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
 NO_SLOPE = [torch.floor_divide, torch.igamma, torch.igammac]  # for torch, in one operand or in both

@@ -15,7 +15,7 @@ from torch import nn
 
 import tdc
 from tdc.core.torch_functions import LEFT_OUT
-from tdc.ops.torch_masked import RULES
+from tdc.ops.reduce.torch_masked import RULES
 
 NAMES = [op.__name__ for op in RULES]
 LATER = {(1, True): [pytest.mark.slow], (2, True): [pytest.mark.slow], (2, False): [pytest.mark.sweep]}

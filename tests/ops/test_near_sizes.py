@@ -15,9 +15,9 @@ from tdc import NestedTensor, ShapeError
 from tdc.core.dynamo import watching
 from tdc.layout import rectangles
 from tdc.layout.structure import Structure
-from tdc.ops import conv, planes
 from tdc.ops.attention import near, scaled_dot_product
 from tdc.ops.attention.scaled_dot_product import varlen_attention
+from tdc.ops.images import conv, planes
 from tdc.testing import forbid
 
 F: Any = torch.nn.functional

@@ -33,7 +33,7 @@ from tdc.core.dims import Dims
 from tdc.core.rules import RULES, name_of
 from tdc.core.torch_functions import is_handed_on
 from tdc.core.typing import Op
-from tdc.ops.batch import on_leaves
+from tdc.ops.tensordict.batch import on_leaves
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import map_results
 

@@ -25,7 +25,7 @@ from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import name_of
 from tdc.core.typing import Op
-from tdc.ops.join import as_rows
+from tdc.ops.shape.join import as_rows
 from tdc.ragged.nested import NestedTensor
 
 

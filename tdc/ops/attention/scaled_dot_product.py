@@ -39,8 +39,8 @@ from tdc.ops.attention.choice import Call, backend
 from tdc.ops.attention.flex import flex_rows
 from tdc.ops.attention.masks import as_dense, operand
 from tdc.ops.attention.near import attend_rectangles
-from tdc.ops.join import as_rows
 from tdc.ops.rectangle import cut_padding
+from tdc.ops.shape.join import as_rows
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, fitted, is_ragged
 

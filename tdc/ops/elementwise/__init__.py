@@ -1,0 +1,1 @@
+"""Functions of each element, and of operands that broadcast."""

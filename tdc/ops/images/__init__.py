@@ -1,0 +1,1 @@
+"""Operations on positions that have neighbours: convolution, pooling, resampling."""

@@ -1,0 +1,1 @@
+"""Layers and norms over features, channels and positions."""

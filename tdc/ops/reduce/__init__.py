@@ -1,0 +1,1 @@
+"""Reductions, orders, extremes and scans, over whole examples and along one dim."""

@@ -1,0 +1,1 @@
+"""Dims moved, regrouped, joined, split, and rows of other lengths."""

@@ -1,0 +1,1 @@
+"""Operations on TensorDicts: leaf by leaf, along batch dims, and on their memory."""
