@@ -150,8 +150,9 @@ def resume(
     both: list[Any] = []
     for name, now in zip(names, values, strict=True):
         old = inside.values.get(name, now)
-        mixed = mine is not None and name in inside.values
-        both.append(picked([name], mine, [now], [old])[0] if mixed else old)
+        if mine is not None and name in inside.values:
+            old = picked([name], mine, [now], [old])[0]
+        both.append(old)
     return either(entering, inside.masks.get(loops[0], False)), tuple(both)
 
 

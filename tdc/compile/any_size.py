@@ -168,7 +168,7 @@ class Extreme(torch.autograd.Function):
 def rows_over_members(
     op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]
 ) -> tuple[Tensor, int]:
-    """Members come in front; where each has rows of its own, they are each others' columns."""
+    """Batching rule: entries in front; rows that differ between entries become columns."""
     members, x = info.batch_size, in_front(x, in_dims[0], info.batch_size)
     if in_dims[2] is None:
         return op(x, dim + 1, index, (members, *shape)), 0
@@ -181,7 +181,7 @@ def rows_over_members(
 def each_over_members(
     op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]
 ) -> tuple[Tensor, int]:
-    """Members come in front."""
+    """Batching rule: entries in front."""
     x, index = [in_front(t, d, info.batch_size) for t, d in ((x, in_dims[0]), (index, in_dims[2]))]
     return op(x, dim + 1, index, (info.batch_size, *shape)), 0
 
@@ -189,7 +189,7 @@ def each_over_members(
 def extremes_over_members(
     op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
 ) -> tuple[Tensor, int]:
-    """Members come in front."""
+    """Batching rule: entries in front."""
     given = (x, in_dims[0]), (index, in_dims[2]), (src, in_dims[3])
     x, index, src = [in_front(t, d, info.batch_size) for t, d in given]
     return op(x, dim + 1, index, src, reduce), 0

@@ -153,7 +153,7 @@ class EpochSampler(Sampler[list[int]]):
         items = make(plan, first)
         try:
             for done, item in enumerate(items, first + 1):
-                if self._epoch == epoch:  # nobody has chosen another one meanwhile
+                if self._epoch == epoch:  # else another one was chosen meanwhile
                     self._done = done
                 yield item
         finally:

@@ -57,7 +57,7 @@ class Queue:
         self.error: BaseException | None = None
 
     def put(self, item: Any) -> bool:
-        """Wait for room and add an item; False when nobody reads any more."""
+        """Wait for room and add an item; False when the reader has stopped."""
         with self.changed:
             while len(self.items) >= self.most and not self.closed:
                 self.changed.wait()
@@ -108,7 +108,7 @@ class Ahead(Iterator[Any]):
 
 
 def fill(items: Generator[Any, None, None], queue: Queue) -> None:
-    """Put items into a queue until they end or nobody reads them."""
+    """Put items into a queue until they end or the reader stops."""
     try:
         for item in items:
             if not queue.put(item):

@@ -114,8 +114,8 @@ def dcp_load(
         keys: as of `tdc.io.load`: one key for what lies there, a list for some; only these are read.
         like: a TensorDict whose leaves say where those of the same key go: a DTensor its mesh and placement, a tensor
             its device. Its content is neither read nor changed. Leaves that it does not have are whole, on the host.
-        trusted: that the checkpoint is your own, or of somebody who may run code on this machine: torch's index of it
-            is a pickle.
+        trusted: that the checkpoint is your own, or comes from a party that may run code on this machine: torch's index
+            of it is a pickle.
         classes: as of `tdc.io.load`.
         group: of processes; all by default.
 

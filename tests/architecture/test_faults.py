@@ -34,7 +34,7 @@ SOUND = {
     + "import tdc.ops as ops\n\ndef plot():\n    import matplotlib.pyplot as plt\n    return plt\n",
     "tdc/doctor.py": HEAD + "import tdc\nfrom tdc.viz.plots import plot\n",
     "tdc/nn/layers.py": HEAD + "what = 'member'  # of both directions, a member of the class\n",
-    "tdc/io/save.py": '"""Whether it is saved."""\n',  # not covered yet
+    "tdc/io/save.py": '"""True if it is saved."""\n',
     "tests/test_x.py": "import tdc\n",
     "README.md": "See https://example.org/home/ann and net/work/x.\n",
 }
@@ -154,7 +154,7 @@ BAD: tuple[tuple[str, str, str, str], ...] = (  # check, file, its new text, a p
     ("language", "tdc/optim/sgd.py", 'class A:\n    """What it does."""', "tdc/optim/sgd.py:2: begins with 'What'"),
     ("language", "tdc/optim/sgd.py", "x = 1  # for those who step", "'those who'"),
     ("language", "tdc/testing/close.py", "raise ValueError('Somebody reads it')", "'Somebody'"),
-    ("language", "tdc/nn/lora.py", '"""Doc.\n\nOne for each member.\n"""', "tdc/nn/lora.py:3: 'member'"),
+    ("language", "tdc/nn/lora.py", '"""Doc.\n\nMembers of a vmap.\n"""', "tdc/nn/lora.py:3: 'Members of a vmap'"),
     ("language", "tdc/nn/lora.py", "def f(x):\n    return f'{x} has a direction'", "'has a direction'"),
     ("machine paths", "tdc/ragged/nested.py", f"x = '{PLACEHOLDER}'", "tdc/ragged/nested.py:1: machine path"),
     ("machine paths", "README.md", f"See {PLACEHOLDER}.", "README.md:1: machine path"),

@@ -1,4 +1,4 @@
-"""What operations that are written for one example do to a whole ragged batch: arguments counted from the batch on."""
+"""Operations written for one example, on a whole ragged batch: dims are counted from the batch on."""
 
 from tdc.autobatch.per_example import dims, index, layers, operands, products, sizes, table
 
