@@ -86,12 +86,13 @@ def test_functions_that_pass_over_a_container(name: str):
 
 
 def test_several_processes(tmp_path: Path):
-    script, root = Path(__file__).with_name("accelerate_processes.py"), Path(__file__).parents[2]
+    script, tests = Path(__file__).with_name("accelerate_processes.py"), Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests.parent), str(tests)])
     launched = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     running = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), "2", str(tmp_path / "meeting")],
-            env={**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(root)},
+            env={**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": path},
             stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
