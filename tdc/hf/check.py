@@ -20,6 +20,7 @@ from tdc.hf.attention import PADDED
 from tdc.hf.encoder_decoder import FEATURES, is_encoder_decoder
 from tdc.hf.inputs import ASKED, parameters_of
 from tdc.hf.packed import OP, Asked, Rule
+from tdc.hf.rotary import contexts_of
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 
@@ -29,16 +30,28 @@ DISTANT = (0, 1, 2, 3, 7, 8, 100, 127, 128, 129, 1000, 4095, 4096, 8191, 8192, 6
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of the largest number
 
 
+def trials(model: Any) -> list[list[dict[str, Tensor]]]:
+    """The arguments of a few short rows, each by itself, and of some on both sides of each context of the model."""
+    beyond = [] if is_encoder_decoder(model) else sorted(set(contexts_of(model)))
+    return [trial(model), *[[{"input_ids": row} for row in rows_of_tokens(model, (n + 1, 2))] for n in beyond]]
+
+
 def trial(model: Any) -> list[dict[str, Tensor]]:
-    """The arguments of a few rows, each by itself."""
+    """The arguments of a few short rows, each by itself."""
     if not is_encoder_decoder(model):
-        return [{"input_ids": row} for row in rows_of_tokens(model, LENGTHS)]
+        return [{"input_ids": row} for row in rows_of_tokens(model, short(model, LENGTHS))]
     names = parameters_of(model)
     source = FEATURES if FEATURES in names else "input_ids"
     target = "labels" if "labels" in names else "decoder_input_ids"
-    sources = rows_of_features(model) if source == FEATURES else rows_of_tokens(model, LENGTHS)
-    targets = rows_of_tokens(model, OF_TARGETS)
+    sources = rows_of_features(model) if source == FEATURES else rows_of_tokens(model, short(model, LENGTHS))
+    targets = rows_of_tokens(model, short(model, OF_TARGETS))
     return [{source: x, target: y} for x, y in zip(sources, targets, strict=True)]
+
+
+def short(model: Any, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Lengths for which the model has positions."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or max(lengths)
+    return tuple([max(1, min(n, most - 2)) for n in lengths])
 
 
 def rows_of_tokens(model: Any, lengths: tuple[int, ...]) -> list[Tensor]:
@@ -46,10 +59,9 @@ def rows_of_tokens(model: Any, lengths: tuple[int, ...]) -> list[Tensor]:
     table = model.get_input_embeddings()
     count, config = table.weight.shape[0], model.config.get_text_config()
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
-    special = {getattr(config, name, None) for name in names}
+    found = [getattr(config, name, None) for name in names]  # some have a list of them
+    special = {i for x in found for i in (x if isinstance(x, list) else [x])}
     plain = [i for i in range(count) if i not in special] or [0]
-    most = getattr(config, "max_position_embeddings", None) or max(lengths)
-    lengths = tuple([max(1, min(n, most - 2)) for n in lengths])
     begins = [sum(lengths[:i]) for i in range(len(lengths))]
     ids = [[plain[(7 * (b + i) + 3) % len(plain)] for i in range(n)] for b, n in zip(begins, lengths, strict=True)]
     return [torch.tensor(row, device=table.weight.device) for row in ids]
@@ -86,17 +98,21 @@ def at_rest(model: Any) -> Iterator[None]:
             m.training = True
 
 
-def alone(model: Any) -> list[dict[str, Tensor]]:
-    """The outputs for each row by itself, under the attention that the model has."""
+def alone(model: Any) -> list[list[dict[str, Tensor]]]:
+    """The outputs for each row of each trial by itself, under the attention that the model has."""
     options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-    rows = [{name: x[None] for name, x in row.items()} for row in trial(model)]
     with at_rest(model):
         try:
-            return [tensors(model(**row, **options)) for row in rows]
+            return [
+                [tensors(model(**{name: x[None] for name, x in row.items()}, **options)) for row in rows]
+                for rows in trials(model)
+            ]
+        except UnsupportedError:
+            raise
         except Exception as error:
             got = f"{type(model).__name__}, which fails: {first_line(error)}"
             hint = "a configuration with which one row runs"
-            raise UnsupportedError(message(OP, f"a model of {', '.join(rows[0])}", got, hint=hint)) from error
+            raise UnsupportedError(message(OP, "a model of tokens", got, hint=hint)) from error
 
 
 def tensors(output: Any) -> dict[str, Tensor]:
@@ -104,13 +120,19 @@ def tensors(output: Any) -> dict[str, Tensor]:
     return {name: x[0] for name, x in output.items() if isinstance(x, Tensor) and x.ndim}
 
 
-def check_packed(model: Any, expected: list[dict[str, Tensor]]) -> None:
+def check_packed(model: Any, expected: list[list[dict[str, Tensor]]]) -> None:
+    """An UnsupportedError where packed rows are not what they are alone, in any trial."""
+    for rows, outputs in zip(trials(model), expected, strict=True):
+        check_trial(model, rows, outputs)
+
+
+def check_trial(model: Any, rows: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
     """An UnsupportedError where packed rows are not what they are alone."""
     asked: list[Asked] = []
     name = type(model).__name__
     with at_rest(model):
         try:
-            output = model(**batched(trial(model)), **{ASKED: asked})
+            output = model(**batched(rows), **{ASKED: asked})
         except UnsupportedError:
             raise
         except Exception as error:
@@ -121,11 +143,11 @@ def check_packed(model: Any, expected: list[dict[str, Tensor]]) -> None:
     check_asked(model, asked)
     wrong = {}
     for key in expected[0]:
-        rows = list(output[key]) if isinstance(output[key], NestedTensor) else output[key].unbind()
-        off = max([distance(row, one[key]) for row, one in zip(rows, expected, strict=False)])
-        if len(rows) != len(expected):
-            wrong[key] = f"{len(rows)} results for {len(expected)} rows"
-        elif not off <= CLOSE.get(rows[0].dtype, 1e-4):
+        found = list(output[key]) if isinstance(output[key], NestedTensor) else output[key].unbind()
+        off = max([distance(x, one[key]) for x, one in zip(found, expected, strict=False)])
+        if len(found) != len(expected):
+            wrong[key] = f"{len(found)} results for {len(expected)} rows"
+        elif not off <= CLOSE.get(found[0].dtype, 1e-4):
             wrong[key] = f"off by {off:.1e} of the largest number"
     if wrong:
         expected_text, hint = "the outputs of each row alone", PADDED

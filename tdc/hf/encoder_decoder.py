@@ -25,7 +25,17 @@ from torch import Tensor
 from tdc.core.arguments import expect
 from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
 from tdc.hf.attention import require_set
-from tdc.hf.inputs import ASKED, IGNORED, check_options, check_rows, named, parameters_of, ragged_of, refuse_dense
+from tdc.hf.inputs import (
+    ASKED,
+    IGNORED,
+    check_options,
+    check_rows,
+    flat_offsets,
+    named,
+    parameters_of,
+    ragged_of,
+    refuse_dense,
+)
 from tdc.hf.outputs import nest_sides
 from tdc.hf.packed import CROSS, OP, Packed
 from tdc.hf.positions import Side, counted
@@ -65,6 +75,7 @@ def encoder_decoder_forward(parts: EncoderDecoder, inner: Any) -> Any:
         given = named(args, kwargs, parts.names)
         ragged = ragged_of(given)
         if not ragged:
+            refuse_flat(given)
             return inner(self, *args, **kwargs)
         require_set(self)
         check_sides(self, parts, given, ragged)
@@ -75,7 +86,7 @@ def encoder_decoder_forward(parts: EncoderDecoder, inner: Any) -> Any:
         arguments["encoder_outputs"] = encoded
         arguments["decoder_attention_mask"] = packed(targets, targets, asked)
         arguments[CROSS if FEATURES in given else "attention_mask"] = packed(targets, sources, asked)
-        with counted(None if "decoder_position_ids" in arguments else targets):
+        with counted(targets, "decoder_position_ids" in arguments):
             output = inner(self, **arguments)
         return nest_sides(output, None if FEATURES in given else sources.rows, targets.rows)
 
@@ -93,7 +104,7 @@ def encode(model: Any, parts: EncoderDecoder, given: dict[str, Any], asked: Any)
     arguments = {name: given[name].values[None] for name in SOURCES if name in given}
     if "position_ids" in parts.below:
         arguments.setdefault("position_ids", side.positions[None])
-    with counted(side):
+    with counted(side, False):
         return encoder(attention_mask=packed(side, side, asked), **arguments, **passed), side
 
 
@@ -156,6 +167,13 @@ def check_sides(model: Any, parts: EncoderDecoder, given: dict[str, Any], ragged
     if FEATURES in given and model.training and getattr(model.config, "apply_spec_augment", False):
         hint = "model.config.apply_spec_augment = False, and mask the features in the data loader"
         raise UnsupportedError(message(OP, "features that the model leaves as they are", "SpecAugment", hint=hint))
+
+
+def refuse_flat(given: dict[str, Any]) -> None:
+    """An UnsupportedError for transformers' packed form, which has no sources and targets."""
+    if flat_offsets(given) is not None:
+        got, hint = "rows packed by DataCollatorWithFlattening", "NestedTensors of sources and of targets"
+        raise UnsupportedError(message(OP, "sources and targets", got, hint=hint))
 
 
 def check_side(given: dict[str, Any], names: tuple[str, ...], known: list[str]) -> int:

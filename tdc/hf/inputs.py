@@ -6,8 +6,9 @@
 Positions begin anew with each row. Labels of a causal model are shifted by the model; the first of each row is the
 label of no position, so it becomes -100, and the loss is that of the rows.
 
-transformers' own packed form (1, N) with `cu_seq_lens_q`, as `DataCollatorWithFlattening` makes it, is taken as well.
-Its outputs stay (1, N, ...), so that a Trainer needs no containers.
+transformers' own packed form (1, N), as `DataCollatorWithFlattening` makes it, is taken as well. It is recognized by
+`cu_seq_lens_q` or `cu_seq_lens_k`, or by `position_ids` that begin anew. Its outputs stay (1, N, ...), so that a
+Trainer needs no containers.
 
 Invariants: one structure for all; nothing that a model would read over the ends of rows is let through.
 """
@@ -17,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tdc.core.annotations import python_signature
 from tdc.core.asserts import require
+from tdc.core.dynamo import readable
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.hf.packed import OP, Packed
 from tdc.interop.huggingface import OFFSETS
@@ -36,13 +39,15 @@ BELOW = "tdc_packed"  # the argument by which a head hands packed inputs on to t
 IGNORED = -100  # the label that transformers' losses leave out
 OF_TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
 LABELS = ("labels", "shift_labels")  # of heads of tokens
-FLAT = "cu_seq_lens_q"  # the offsets in transformers' packed form
+FLAT = ("cu_seq_lens_q", "cu_seq_lens_k")  # the offsets in transformers' packed form
+COLLATOR = "DataCollatorWithFlattening(return_flash_attn_kwargs=True)"
 REFUSED = {  # arguments that have no meaning for packed rows, and what to do instead
     "attention_mask": "leave it out: the rows have lengths",
     "cache": "to_hf(batch, side='left') for generation",
     "past_key_values": "to_hf(batch, side='left') for generation",
     "use_cache": "use_cache=False, and to_hf(batch, side='left') for generation",
     "output_attentions": "leave it out: there are no weights of all pairs",
+    "output_router_logits": "leave it out: the load of experts is that of the whole batch",
     "logits_to_keep": "take the logits that you want from the output",
     "start_positions": "the loss from the logits: over a padded row it would count padding",
     "end_positions": "the loss from the logits: over a padded row it would count padding",
@@ -84,9 +89,9 @@ def packed_arguments(head: Head, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """The arguments of a call on ragged batches, packed; None where nothing is ragged."""
     given = named(args, kwargs, head.names)
     ragged = ragged_of(given)
-    flat = not ragged and FLAT in given
-    if flat:
-        given = nested_arguments(given, head)
+    offsets = None if ragged else flat_offsets(given)
+    if offsets is not None:
+        given = nested_arguments(given, head, offsets)
         ragged = ragged_of(given)
     if not ragged:
         return None
@@ -101,26 +106,58 @@ def packed_arguments(head: Head, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         out.setdefault("position_ids", positions + head.first)
     if "use_cache" in head.names:
         out["use_cache"] = False
-    packed = Packed(rows, rows, (total, total), None, asked, None, flat)
+    packed = Packed(rows, rows, (total, total), None, asked, None, offsets is not None)
     return padded_arguments(head, packed, given, out) if head.of_rows else out | {"attention_mask": packed}
 
 
-def nested_arguments(given: dict[str, Any], head: Head) -> dict[str, Any]:
+def flat_offsets(given: dict[str, Any]) -> Tensor | None:
+    """Where rows begin in transformers' packed form, (B+1,); None for another call."""
+    found = [given[name] for name in FLAT if name in given]
+    if len(found) == 2 and found[0] is not found[1]:
+        text = message(OP, f"{' and '.join(FLAT)} that are equal", "others", hint="a batch of its own for each")
+        if found[0].shape != found[1].shape:
+            raise ShapeError(text)
+        require((found[0] == found[1]).all(), text, ShapeError)
+    return found[0] if found else restarts(given)
+
+
+def restarts(given: dict[str, Any]) -> Tensor | None:
+    """Offsets of the rows of positions (1, N) that begin anew, where there are no offsets; None of one row.
+
+    A graph cannot have so many rows as data says, so there positions of one row are asserted.
+    """
+    positions, tokens = given.get("position_ids"), given.get("input_ids", given.get("inputs_embeds"))
+    padded = any([name in given for name in ("attention_mask", "cache", "past_key_values")])
+    if padded or not isinstance(positions, Tensor) or not isinstance(tokens, Tensor):
+        return None
+    if positions.shape != tokens.shape[:2] or positions.shape[0] != 1:
+        return None
+    back = positions[0, 1:] <= positions[0, :-1]
+    if not readable():
+        text = message(OP, "cu_seq_lens_q beside position_ids that begin anew, in a graph", "none", hint=COLLATOR)
+        require(~back.any(), text, ShapeError)
+        return None
+    begins = back.nonzero()[:, 0] + 1
+    ends = begins.new_tensor([0]), begins, begins.new_tensor([positions.shape[1]])
+    return torch.cat(ends) if len(begins) else None
+
+
+def nested_arguments(given: dict[str, Any], head: Head, offsets: Tensor) -> dict[str, Any]:
     """transformers' packed form (1, N) as ragged arguments."""
     tokens = given.get("input_ids", given.get("inputs_embeds"))
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.shape[0] != 1:
-        hint = "DataCollatorWithFlattening(return_flash_attn_kwargs=True), or a NestedTensor"
-        raise ShapeError(message(OP, f"tokens (1, N) beside {FLAT}", describe(tokens), hint=hint))
-    bound = given.get("max_length_q")
-    offsets = given[FLAT].long()
+        hint = f"{COLLATOR}, or a NestedTensor"
+        raise ShapeError(message(OP, f"tokens (1, N) beside {FLAT[0]}", describe(tokens), hint=hint))
+    bound, offsets = given.get("max_length_q", given.get("max_length_k")), offsets.long()
     rows = Structure(offsets, None, None if bound is None else extent_of((int(bound),), offsets.device))
     names = OF_TOKENS if head.of_rows else (*OF_TOKENS, *LABELS)
+    rest = {name: x for name, x in given.items() if name not in OFFSETS}
     if isinstance(positions := given.get("position_ids"), Tensor):
         ours = local_positions(rows, tokens.shape[1]) + head.first
         hint = f"DataCollatorWithFlattening(position_ids_start={head.first})"
         text = message(OP, f"position_ids that begin with {head.first} in each row", "others", hint=hint)
         require((positions == ours).all(), text, ShapeError)
-    rest = {name: x for name, x in given.items() if name not in OFFSETS}
+        rest.pop("position_ids")  # they say no more than the rows
     return {n: build_nested(rows, x[0]) if n in names and isinstance(x, Tensor) else x for n, x in rest.items()}
 
 

@@ -33,7 +33,7 @@ from tdc.hf.encoder_decoder import EncoderDecoder, encoder_decoder_forward, is_e
 from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below, parameters_of
 from tdc.hf.outputs import nest_output, settle_output
 from tdc.hf.packed import OP
-from tdc.hf.positions import hook_positions
+from tdc.hf.positions import Side, counted, hook_positions
 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
 OF_ROWS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForQuestionAnswering")
@@ -139,9 +139,13 @@ def ragged_forward(head: Head, inner: Any) -> Any:
         if given is None:
             return inner(self, *args, **kwargs)
         require_set(self)
-        output = inner(self, **given)
         if self.base_model is self:
-            output = settle_output(output, given["attention_mask"], getattr(self, "pooler", None))
+            rows = given["attention_mask"]
+            with counted(Side(rows.keys, rows.totals[1]), "position_ids" in given):
+                output = inner(self, **given)
+            output = settle_output(output, rows, getattr(self, "pooler", None))
+        else:
+            output = inner(self, **given)
         if ragged is None or (packed := given[BELOW if head.of_rows else "attention_mask"]).flat:
             return output
         return nest_output(output, packed)
@@ -168,7 +172,7 @@ def head_of(model: Any) -> Head:
         raise UnsupportedError(message(OP, f"a model ...{', ...'.join([*OF_TOKENS, *OF_ROWS])}", got, hint=hint))
     require_named(model)
     names = parameters_of(model)
-    pad = model.config.get_text_config().pad_token_id
+    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
     last = name.endswith(OF_ROWS) and hasattr(model, "score")  # what such heads are called
     return Head(
         names,
@@ -198,10 +202,14 @@ def encoder_decoder_of(model: Any) -> EncoderDecoder:
 
 
 def require_named(model: Any) -> None:
-    """An UnsupportedError for a model whose outputs are tuples."""
+    """An UnsupportedError for a model whose outputs are tuples, or some of which are those of the whole batch."""
     if getattr(model.config, "return_dict", True) is False:
         hint = "model.config.return_dict = True"
         raise UnsupportedError(message(OP, "a model whose outputs have names", "return_dict=False", hint=hint))
+    for name in ("output_attentions", "output_router_logits"):
+        if getattr(model.config.get_text_config(), name, False):
+            hint = f"model.config.{name} = False"
+            raise UnsupportedError(message(OP, "outputs that belong to rows", f"{name}=True", hint=hint))
 
 
 def first_position(model: Any) -> int:

@@ -5,6 +5,7 @@
                           is packed
     biases of distances   T5 and its kin make (1, H, N, N) of it; they make (1, H, L, M) of the longest rows, of which
                           each row reads its corner
+    rotary embeddings     frequencies that follow the length of a call are those of each row (`rotary`)
 
 All are hooks of torch around the forward of a module, which do something only while the batch is packed. A table does
 not see the batch, so `counted` says which rows there are, to the thread that calls.
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from tdc.core.annotations import python_signature
 from tdc.hf.packed import Packed
+from tdc.hf.rotary import contexts_in, embedded_by_row
 from tdc.layout.padding import pack_rows, pad_rows
 from tdc.layout.segments import local_positions, longest
 from tdc.layout.structure import Structure
@@ -45,8 +47,9 @@ class Side(NamedTuple):
 
 
 class Counted(threading.local):
-    """The packed rows that this thread has called a model with."""
+    """The packed rows that this thread has called a model with, and those in which tables count positions."""
 
+    rows: Structure | None = None
     side: Side | None = None
 
 
@@ -54,12 +57,14 @@ current = Counted()
 
 
 @contextmanager
-def counted(side: Side | None) -> Iterator[None]:
-    """Rows in which tables count positions until the context ends; None where they are given positions."""
-    current.side = side
+def counted(side: Side, given: bool) -> Iterator[None]:
+    """Rows in which positions are counted until the context ends; tables count none where positions are given."""
+    current.rows = side.rows
+    current.side = None if given else side
     try:
         yield
     finally:
+        current.rows = None
         current.side = None
 
 
@@ -83,12 +88,19 @@ def hook(module: nn.Module) -> list[Any]:
         return [module.register_forward_pre_hook(see_padded), module.register_forward_hook(give_packed)]
     if hasattr(module, "compute_bias") and {"mask", "position_bias"} <= asked:
         return [module.register_forward_pre_hook(bias_in_rows, with_kwargs=True)]
+    if contexts_in(module):
+        return [module.register_forward_hook(turn_in_rows, with_kwargs=True)]
     return []
 
 
 def count_in_rows(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A table of positions, called with those of the rows."""
     return None if current.side is None else (args, {**kwargs, "position_ids": current.side.positions})
+
+
+def turn_in_rows(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """A rotary module, called once more for the frequencies of each row."""
+    return None if current.rows is None else embedded_by_row(current.rows, module, *args, **kwargs)
 
 
 def see_padded(module: Any, args: tuple[Any, ...]) -> Any:

@@ -39,6 +39,9 @@ ARGUMENTS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "a cache": ("Llama", "ForCausalLM", {"use_cache": True}, "to_hf(batch, side='left')"),
     "weights": ("Bert", "Model", {"output_attentions": True}, "output_attentions"),
     "a tuple": ("Bert", "Model", {"return_dict": False}, "output.to_tuple()"),
+    "loads of experts": (
+        "Llama", "ForCausalLM", {"output_router_logits": True}, "the load of experts is that of the whole batch",
+    ),
     "some logits": ("Llama", "ForCausalLM", {"logits_to_keep": 1}, "take the logits that you want"),
     "a span": (
         "Bert", "ForQuestionAnswering", {"start_positions": torch.zeros(2).long()},
@@ -113,6 +116,26 @@ def test_models_that_see_other_rows(name: str):
     refused(lambda: attend(model), text)
     assert model.config._attn_implementation == before
     assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize("name", ["output_router_logits", "output_attentions"])
+def test_outputs_of_the_whole_batch(name: str):
+    config = transformers.MixtralConfig(**DECODER, num_local_experts=2)
+    setattr(config, name, True)
+    refused(lambda: attend(transformers.MixtralForCausalLM(config)), f"model.config.{name} = False")
+
+
+def test_a_model_of_sound():
+    config = transformers.Wav2Vec2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    refused(lambda: attend(transformers.Wav2Vec2Model(config)), "expected a model of tokens, got Wav2Vec2Model")
+
+
+def test_a_configuration_without_padding():
+    """CodeGen's has no pad_token_id."""
+    config = transformers.CodeGenConfig(
+        vocab_size=50, n_embd=16, n_layer=2, n_head=4, rotary_dim=4, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
+    attend(transformers.CodeGenForCausalLM(config))
 
 
 def test_a_layer_that_looks_at_its_neighbour():

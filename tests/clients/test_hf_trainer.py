@@ -53,6 +53,66 @@ def test_the_packed_form_of_transformers(family: str, head: str):
         assert_close(ours, alone(row[None]).logits[0], **TOLERANCE)
 
 
+def rows_are_alone(out: Any, alone: Any, x: tdc.NestedTensor) -> None:
+    for row, ours in zip(x, out[0][0].split(x.lengths.tolist()), strict=True):
+        assert_close(ours, alone(input_ids=row[None])[0][0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("options", [{}, {"return_seq_idx": True}, {"return_flash_attn_kwargs": True}])
+@pytest.mark.parametrize(("family", "head"), [("Bert", "Model"), *HEADS, ("GPT2", "LMHeadModel")])
+def test_the_packed_form_without_offsets(family: str, head: str, options: dict[str, Any]):
+    """It is known by positions that begin anew, and by offsets of keys alone."""
+    model = build(family, head)
+    alone, x = twin(model), tokens()
+    start = 2 if family == "Roberta" else 0
+    batch = transformers.DataCollatorWithFlattening(position_ids_start=start, **options)(features(x, x))
+    batch = {name: value for name, value in batch.items() if name not in ("labels", "cu_seq_lens_q", "max_length_q")}
+    rows_are_alone(attend(model)(**batch), alone, x)
+
+
+def test_the_packed_form_of_one_row():
+    model, x = build("Llama", "ForCausalLM"), tokens((5,))
+    alone = twin(model)
+    batch = transformers.DataCollatorWithFlattening()(features(x, x))
+    assert_close(attend(model)(**batch).logits, alone(**batch).logits, **TOLERANCE)
+
+
+def test_the_packed_form_without_offsets_in_a_graph():
+    """A graph takes one row with its positions, and asserts that there is one."""
+    model = attend(build("Llama", "ForCausalLM"))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for lengths in ((5,), (7,)):
+        batch = transformers.DataCollatorWithFlattening()(features(*[tokens(lengths)] * 2))
+        assert_close(compiled(**batch).loss, model(**batch).loss, **TOLERANCE)
+    with pytest.raises(RuntimeError, match="expected cu_seq_lens_q beside position_ids that begin anew"):
+        compiled(**transformers.DataCollatorWithFlattening()(features(*[tokens((3, 4))] * 2)))
+
+
+def test_offsets_of_queries_and_of_keys_are_equal():
+    x = tokens()
+    batch = collator()(features(x, x))
+    for other in (batch["cu_seq_lens_k"][:-1], batch["cu_seq_lens_k"].clamp(max=9)):
+        with pytest.raises(tdc.ShapeError, match="expected cu_seq_lens_q and cu_seq_lens_k that are equal"):
+            attend(build("Bert", "Model"))(**{**batch, "cu_seq_lens_k": other})
+
+
+@pytest.mark.parametrize("options", [{}, {"return_flash_attn_kwargs": True}])
+def test_the_packed_form_has_no_sources_and_targets(options: dict[str, Any]):
+    x = tokens()
+    with pytest.raises(tdc.UnsupportedError, match="expected sources and targets, got rows packed by DataCollator"):
+        attend(build_encoder_decoder("T5"))(**transformers.DataCollatorWithFlattening(**options)(features(x, x)))
+
+
+def test_smoothed_labels():
+    """The Trainer's loss with label_smoothing_factor is that of the rows, of the packed form."""
+    smooth = transformers.trainer_pt_utils.LabelSmoother(0.1)
+    model, x = build("Llama", "ForCausalLM"), tokens()
+    alone, batch = twin(model), transformers.DataCollatorWithFlattening()(features(x, x))
+    ours = smooth(attend(model)(**batch), batch["labels"], shift_labels=True)
+    losses = [smooth(alone(row[None]), row[None], shift_labels=True) * (len(row) - 1) for row in x if len(row) > 1]
+    assert_close(ours, torch.stack(losses).sum() / (len(x.values) - len(x)), **TOLERANCE)
+
+
 @pytest.mark.parametrize("family", ["Llama", pytest.param("Mistral", marks=pytest.mark.slow)])
 def test_the_packed_form_in_graphs(family: str):
     model = attend(build(family, "ForCausalLM"))
