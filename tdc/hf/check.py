@@ -189,7 +189,7 @@ def depth(part: Any) -> int:
 
 
 def agrees(rule: Rule, causal: bool, window: int | None) -> bool:
-    """Whether a mask function of transformers allows the pairs that we attend to, as far apart as windows go."""
+    """True if a mask function of transformers allows the pairs that we attend to, up to the width of a window."""
     points = sorted({*DISTANT, *([] if window is None else range(max(0, window - 2), window + 3))})
     at = torch.tensor(points)
     query, key, zero = at[:, None], at[None, :], torch.zeros((), dtype=torch.int64)

@@ -63,7 +63,7 @@ class EncoderDecoder(NamedTuple):
 
 
 def is_encoder_decoder(model: Any) -> bool:
-    """Whether a model takes sources and targets."""
+    """True if a model takes sources and targets."""
     return model.config.is_encoder_decoder and "decoder_input_ids" in parameters_of(model)
 
 
@@ -94,7 +94,7 @@ def encoder_decoder_forward(parts: EncoderDecoder, inner: Any) -> Any:
 
 
 def encode(model: Any, parts: EncoderDecoder, given: dict[str, Any], asked: Any) -> tuple[Any, Side]:
-    """What the encoder makes of the sources, packed where they are ragged."""
+    """Encode the sources, packed if they are ragged."""
     encoder = model.get_encoder()
     passed = {name: x for name, x in given.items() if name not in parts.names}
     if FEATURES in given:
@@ -122,7 +122,7 @@ def target_arguments(model: Any, parts: EncoderDecoder, given: dict[str, Any], s
 
 
 def shifted(model: Any, labels: Tensor, side: Side) -> Tensor:
-    """What the decoder of a model is given for labels (M,): those before, and at the beginning of a row its first."""
+    """Inputs of the decoder for labels (M,): each label before, and at the start of a row the first token of a model."""
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         padded = pad_rows(labels, side.rows, longest(side.rows), IGNORED)
         return pack_rows(model.prepare_decoder_input_ids_from_labels(padded), side.rows, side.total)

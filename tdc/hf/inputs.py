@@ -58,7 +58,7 @@ REFUSED = {  # arguments that have no meaning for packed rows, and what to do in
 
 
 class Head(NamedTuple):
-    """What is to be known of a model.
+    """Facts about a model.
 
     Args:
         names: the arguments of its forward, in order.
@@ -233,7 +233,7 @@ def check_rows(ragged: dict[str, NestedTensor], tokens: NestedTensor) -> None:
 
 
 def padded_arguments(head: Head, packed: Packed, given: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
-    """What a head of rows is called with: padded tokens and their mask, and the packed inputs of the model below."""
+    """Arguments of a head of rows: padded tokens and their mask, and the packed inputs of the model below."""
     rows = packed.keys
     text = message(OP, "rows with tokens", "an empty row", hint="leave empty rows out: they have no result")
     require((lengths_of(rows) > 0).all(), text, ShapeError)

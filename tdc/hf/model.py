@@ -164,7 +164,7 @@ def expect_model(model: Any, op: str = OP) -> None:
 
 
 def head_of(model: Any) -> Head:
-    """What is to be known of a model, or an UnsupportedError for a head that is not known."""
+    """Facts about a model; an UnsupportedError for an unknown head."""
     name, below = type(model).__name__, model.base_model
     if below is not model and not name.endswith((*OF_TOKENS, *OF_ROWS)):
         hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"

@@ -1,4 +1,4 @@
-"""What a model returned for a packed batch, as ragged batches.
+"""Outputs of a model for a packed batch, as ragged batches.
 
     last_hidden_state, logits, hidden_states   (1, N, ...)   ->  NestedTensor (B, -1, ...)
     pooler_output, logits of rows              (B, ...)          as they are

@@ -1,4 +1,4 @@
-"""What a model of transformers is handed as its attention mask while its batch is packed.
+"""The attention mask that a model of transformers gets while its batch is packed.
 
 A packed batch goes through a model as one sequence (1, N, ...), the rows behind one another. Only attention must know
 where rows begin, and only the attention mask goes to each attention of a model, through its layers, their checkpoints

@@ -114,7 +114,7 @@ def see_padded(module: Any, args: tuple[Any, ...]) -> Any:
 
 
 def give_packed(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-    """What a table of tokens says of rows (B, L, D), packed (1, N, D)."""
+    """A table of rows (B, L, D), packed (1, N, D)."""
     return None if current.side is None else pack_rows(output, *current.side)[None]
 
 
