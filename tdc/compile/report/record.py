@@ -37,7 +37,7 @@ class Compile:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """The compilation of a function over some examples: graphs, kernels, seconds. `str` is a table, `html()` a page, `save(path)` writes it.
+    """The compilation of a function over some examples. `str` is a table, `html()` a page, `save(path)` writes it.
 
     Attributes:
         name, backend: of the function and of what compiled it.
