@@ -122,7 +122,7 @@ def target_arguments(model: Any, parts: EncoderDecoder, given: dict[str, Any], s
 
 
 def shifted(model: Any, labels: Tensor, side: Side) -> Tensor:
-    """Inputs of the decoder for labels (M,): those before, and the first token of the model at the start of each row."""
+    """Inputs of the decoder for labels (M,): those before, and the first token of the model where a row starts."""
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         padded = pad_rows(labels, side.rows, longest(side.rows), IGNORED)
         return pack_rows(model.prepare_decoder_input_ids_from_labels(padded), side.rows, side.total)
