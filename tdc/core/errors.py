@@ -81,6 +81,7 @@ class ImmutableError(TdcError, TypeError):
 
 for _error in (TdcError, *TdcError.__subclasses__(), MethodError):
     _error.__module__ = "tdc"  # tracebacks show the names that users import
+del _error
 
 
 def names_of(*modules: Any) -> dict[Callable[..., Any], str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
-from tdc.core.errors import UnsupportedError, message
+from tdc.core.errors import MethodError, message
 from tdc.core.progress import Progress
 from tdc.tensordict.display import Summary, summary
 from tdc.tensordict.mapping import Keyed
@@ -34,7 +34,7 @@ class Work:
 
     def __getattr__(self, name: str) -> Any:
         module = MODULES.get(name, "tdc")
-        raise UnsupportedError(message(name, f"{module} to be imported", "no import of it", hint=f"import {module}"))
+        raise MethodError(message(name, f"{module} to be imported", "no import of it", hint=f"import {module}"))
 
 
 WORK = Work()

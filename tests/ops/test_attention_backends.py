@@ -187,7 +187,7 @@ def test_flex_only_where_it_becomes_a_kernel():
     x, none, found = torch.ones(3, 2, 4), torch.ones(0, 2, 4), []
 
     def ask(x: Tensor, y: Tensor) -> Tensor:
-        return x.sum() * (2 if scaled_dot_product.fuses(x, y) else 1)
+        return x.sum() * (2 if scaled_dot_product.becomes_kernel(x, y) else 1)
 
     for fn, args in (
         (ask, (x, x)),

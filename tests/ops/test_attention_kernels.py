@@ -169,7 +169,7 @@ def test_dropout_under_vmap(either: Kernel):
     first, second = torch.vmap(fn, randomness="different")(many)
     assert not torch.equal(first, second)
     for randomness in ("error", "same"):
-        with pytest.raises(tdc.UnsupportedError, match="for each member on CUDA"):
+        with pytest.raises(tdc.UnsupportedError, match="for each example on CUDA"):
             torch.vmap(fn, randomness=randomness)(many)
 
     y, back = torch.func.vjp(

@@ -155,8 +155,13 @@ def call_of(
     )  # fmt: skip
     if not q.is_cuda:
         return call
-    fuses = not (eager() or under_transform() or is_zero(q.shape[0]) or is_zero(k.shape[0]))
+    fuses = becomes_kernel(q, k)
     return call._replace(flash_head=largest_head(q.device), efficient=runs(q.device, q.dtype), fuses=fuses)
+
+
+def becomes_kernel(q: Tensor, k: Tensor) -> bool:
+    """True if flex_attention becomes a kernel: in a graph that differentiates it, with queries and keys."""
+    return not (eager() or under_transform() or is_zero(q.shape[0]) or is_zero(k.shape[0]))
 
 
 def longest_bound(rows: Structure, total: int) -> int:
