@@ -51,7 +51,7 @@ def test_inductor_takes_a_product_with_one_for_its_operand():
 
 
 def test_group_norm_refuses_examples_without_positions():
-    """`tdc/ops/segments/norm_kernels.py` leaves them out."""
+    """Our group norm leaves them out."""
     if before(2, 14):
         assert F.group_norm(torch.ones(2, 4, 0), 2).shape == (2, 4, 0)
     else:
