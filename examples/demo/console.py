@@ -1,10 +1,11 @@
-"""What the demo prints: a section line, and a progress bar of loss, accuracy and real tokens per second.
+"""Output of the demo: a line for each section, and a progress bar with loss, accuracy and real tokens per second.
 
-`rich` draws the bar where it is installed (the `viz` extra); otherwise a line is printed now and then.
+On a terminal `tqdm` draws the bar if it is installed (the `viz` extra); otherwise a line is printed now and then.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -35,22 +36,22 @@ def status(record: StepRecord) -> str:
 def progress(title: str, total: int) -> Iterator[Callable[[StepRecord], None]]:
     """A progress bar over `total` steps; call what it yields with each step's record."""
     try:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from tqdm import tqdm
     except ImportError:
+        tqdm = None
+    if tqdm is None or not sys.stderr.isatty():
         yield lambda record: print_now_and_then(title, record, total)
         return
-    columns = (
-        TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[status]}"),
-    )  # fmt: skip
-    with Progress(*columns) as bar:
-        task = bar.add_task(title, total=total, status="compiling the training step …")
-        yield lambda record: bar.update(task, completed=record.step, status=status(record))
-        if not bar.console.is_terminal:
-            bar.stop()
+    with tqdm(total=total, desc=f"  {title}", unit=" steps") as bar:
+
+        def show(record: StepRecord) -> None:
+            bar.set_postfix_str(status(record), refresh=False)
+            bar.update(record.step - bar.n)
+
+        yield show
 
 
 def print_now_and_then(title: str, record: StepRecord, total: int) -> None:
-    """The progress without `rich`."""
+    """Print a line at the first and the last step, and every fiftieth."""
     if record.step in (1, total) or record.step % EVERY == 0:
         print(f"  {title} {record.step}/{total}  {status(record)}", flush=True)
