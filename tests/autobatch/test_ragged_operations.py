@@ -322,6 +322,7 @@ def methods_of_tensors(xs):
     return xs[:, :1].expand_as(other), xs.view_as(other), xs.mT.reshape_as(xs.T), xs.unfold(1, 2, 1) * 3
 
 
+@pytest.mark.slow
 def test_methods_of_tensors():
     torch.manual_seed(2)
     agrees(methods_of_tensors, rows(3))

@@ -125,6 +125,7 @@ class TestEager:
 class TestCompiled:
     """Against eager code."""
 
+    @pytest.mark.slow
     def test_cond_with_another_structure_than_its_operands(self):
         w = weight()
         up, down = lambda t: t.set("b", t["a"] @ w), lambda t: t.set("b", t["a"] * 0)
@@ -246,8 +247,9 @@ class TestCompiled:
         same(lambda xs: tdc.scan(step, torch.zeros(3, 4), xs, reverse=True), xs, wrt=list(cell.parameters()))
 
     @pytest.mark.parametrize(
-        "rows", [pytest.param(False, id="dense"), pytest.param(True, id="ragged", marks=pytest.mark.slow)]
+        "rows", [pytest.param(False, id="dense"), pytest.param(True, id="ragged")]
     )
+    @pytest.mark.slow
     def test_scan_over_layers(self, rows: bool):
         """A module takes its parameters in the body: one layer in the graph, however many there are."""
         layers = [nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True) for _ in range(3)]

@@ -235,6 +235,7 @@ def test_kernels_and_what_they_fuse(full: Report):
     assert full.backend == "tdc.compile.backend"
 
 
+@pytest.mark.slow
 def test_one_kernel_and_one_library_call():
     x = torch.ones(8, 8)
     r = report(lambda x: (torch.softmax(x @ x.T, -1), x.sum(0)), x, repeats=0)

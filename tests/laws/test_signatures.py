@@ -78,7 +78,7 @@ CALLS: tuple[tuple[Callable[[Any], Any], Callable[[Any], Any]], ...] = (  # by t
 )
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["nested", "masked"])
+@pytest.mark.parametrize("padded", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["nested", "masked"])
 def test_keywords_are_torchs(padded: bool) -> None:
     packed = tdc.pack([torch.randn(3, 4), torch.randn(1, 4)])
     x: Any = packed.to_padded() if padded else packed

@@ -94,7 +94,7 @@ def test_both_ways(name: str):
         assert torch.equal(from_rectangles(parts, s, r, total), values)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", ["sequences", "images"])
 def test_derivatives(name: str):
     s = structure(CASES[name])

@@ -56,7 +56,8 @@ def test_what_is_adapted():
     assert lora_init(params, 2, select=lambda key, x: x.shape[0] == 5).keys() == ("0",)
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.cases(1, 3)
+@pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
 def test_training_is_that_of_layers_by_hand(backend: str | None):
     net, hand, params, adapters = nets()
     data = [(torch.randn(8, 6), torch.randn(8, 3)) for _ in range(20)]

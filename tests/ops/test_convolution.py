@@ -345,7 +345,7 @@ def twice(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("loss", [filtered, pooled])
 def test_second_derivative_in_a_graph(loss: Callable[..., Tensor]):
     x = packed(images(2))
@@ -361,7 +361,8 @@ def test_second_derivative_of_the_operator_in_a_graph():
     torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
 
 
-@pytest.mark.parametrize("loss", [pytest.param(filtered, marks=pytest.mark.slow), pooled])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [filtered, pooled])
 def test_derivative_of_members_in_a_graph(loss: Callable[..., Tensor]):
     x = packed(images(2))
     shape = (2, 3, 4, 2, 2) if loss is filtered else (2, *x.values.shape)

@@ -315,6 +315,7 @@ class Affine:
     calls: torch.Tensor
 
 
+@pytest.mark.slow
 def test_parameters_may_be_a_tensorclass():
     params = Affine(torch.ones(3), torch.zeros(()), T(2), batch_size=[])
     nested = TensorDict({"head": params, "scale": torch.ones(2)})

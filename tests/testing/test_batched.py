@@ -322,6 +322,7 @@ def test_a_second_compilation_is_found(monkeypatch: pytest.MonkeyPatch):
         assert_batched_equal(chosen, PAIRS, backends="eager", lowers="while")
 
 
+@pytest.mark.slow
 def test_a_graph_break_is_found(monkeypatch: pytest.MonkeyPatch):
     def broken(out: Any, args: Any, f: Any) -> Any:
         torch._dynamo.graph_break()
