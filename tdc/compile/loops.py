@@ -89,8 +89,7 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
 
     Shapes:
         xs: every tensor and TensorDict has T steps at `dim`, counted on the batch dims of a TensorDict. Results are
-            stacked
-        along `dim`; a TensorDict `y` of batch size `[B]` becomes `[T, B]`.
+            stacked along `dim`; a TensorDict `y` of batch size `[B]` becomes `[T, B]`.
 
     Args:
         combine_fn: a pure function of carry and slice; it may close over anything.

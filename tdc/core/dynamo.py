@@ -419,8 +419,8 @@ def with_own_graphs(fn: Any) -> Any:
     return own
 
 
-@cache
 @optional("batches found in tuples", lost="torch.cat of a tuple in graphs; a list works", instead=nothing)
+@cache
 def find_in_tuples() -> None:
     """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15).
 

@@ -1,6 +1,6 @@
 """Operators of this library, `torch.ops.tdc`, for torch's dispatcher, graphs, vmap and autograd.
 
-    operator(schema, fake, over_vmap, CPU=kernel)    defined, with a kernel for each device, for graphs and for vmap
+    operator(schema, fake, over_vmap, CPU=kernel)  defined, with a kernel for each device, for graphs and for vmap
     derive(op, function)                           the derivatives of an autograd function, which calls the operator
     refuse_derivative(op, text)                    an error as soon as a derivative is asked for
     differentiable(function)                       `apply` of that autograd function, eagerly, in graphs and transforms

@@ -54,8 +54,9 @@ def attend(model: Any, *, check: bool = True) -> Any:
 
     Args:
         model: a model that asks transformers for its attention function: most do. It is changed in place.
-        check: run the model on three short rows and compare with each row alone. Without it nothing tells whether the
-            model looks beyond rows elsewhere than in attention.
+        check: run the model on three short rows and compare with each row alone; where rotary frequencies follow the
+            length, also on rows at both sides of their context, up to 4096 tokens. Without it nothing tells whether
+            the model looks beyond rows elsewhere than in attention.
 
     Returns:
         The same model. Padded batches and `generate` work as before, by `sdpa`; `model.set_attn_implementation` undoes

@@ -72,8 +72,9 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
     check_mask(mask)
     names = [key for key in encoding if key in {*TOKENS, *keys}]
     wrong = {key: describe(encoding[key]) for key in names if tuple(encoding[key].shape[:2]) != tuple(mask.shape)}
-    expected, hint = f"tokens of {list(mask.shape)}", "pad all entries of tokens alike"
-    refuse_wrong(ShapeError, "interop.from_hf", expected, wrong, "others", hint)
+    if wrong:  # else a graph would take the sizes in the text for constants
+        expected, hint = f"tokens of {list(mask.shape)}", "pad all entries of tokens alike"
+        refuse_wrong(ShapeError, "interop.from_hf", expected, wrong, "others", hint)
     real = mask.bool()
     positions = real.flatten().nonzero().squeeze(1)
     structure = Structure(offsets_of(real.sum(1)), None, extent_of((mask.shape[1],), mask.device)).marked()

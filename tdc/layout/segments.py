@@ -32,6 +32,8 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.operators import new_size, only_results, operator, refuse_mapped
 from tdc.layout.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
 
+HAS_GRADIENTS = has_gradients_in_graphs()
+
 
 def offsets_of(lengths: Tensor) -> Tensor:
     """Where rows of the given lengths begin: `(B,) -> (B+1,)`, int64, first 0, last the packed total.
@@ -294,7 +296,7 @@ def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
 
 def select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """`x.index_select(dim, index)`, which has no gradient in graphs of torch 2.11 where sizes vary."""
-    return x.index_select(dim, index) if has_gradients_in_graphs() else x[(slice(None),) * dim + (index,)]
+    return x.index_select(dim, index) if HAS_GRADIENTS else x[(slice(None),) * dim + (index,)]
 
 
 def take_spans(starts: Tensor, lengths: Tensor, step: int = 1, total: int | None = None) -> tuple[Tensor, Tensor]:

@@ -143,7 +143,7 @@ class Structure(Frozen):
         return torch.Size(sizes)
 
     def axis(self, dim: int, ndim: int, op: OpName) -> int | None:
-        """The dim of `values` that a logical dim in `[-ndim, ndim)`; None for the batch dim."""
+        """The dim of `values` for a logical dim in `[-ndim, ndim)`; None for the batch dim."""
         d = normal_dim(dim, ndim, op)
         if d == self.batch_dim:
             return None

@@ -37,6 +37,7 @@ from tdc.layout.segments import row_ids
 from tdc.layout.structure import Structure, require_same
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.storage import map_results
 from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inner_at, numbered
 
 LIFTED = ("pointwise", "random", "positionwise", "loss", "norm", "factory")  # families that run on every element
@@ -159,7 +160,7 @@ def along(op: Op, takes: Dims) -> Op:
         out = on_inner(x, *args, **kwargs)
         if isinstance(x, NestedTensor) and x is input._values:
             return around(input, out)
-        return out.unsqueeze(1) if out.ndim == x.ndim else out
+        return map_results(out, lambda t: t.unsqueeze(1) if t.ndim == x.ndim else t)
 
     return run
 

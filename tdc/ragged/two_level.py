@@ -31,7 +31,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import known
+from tdc.core.dynamo import has_numbers, known
 from tdc.core.entries import entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
 from tdc.core.pytree import register
@@ -39,7 +39,7 @@ from tdc.core.ragged_size import RaggedSize
 from tdc.core.slow_paths import announce
 from tdc.layout.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
 from tdc.layout.structure import Structure, check_ends, check_offsets, extent_of, require_same
-from tdc.ragged.display import has_numbers, shown, text
+from tdc.ragged.display import shown, text
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, check_bound, example, mapped, require_bound
 from tdc.ragged.unflattened import expect_offsets

@@ -277,9 +277,10 @@ def check_alike(op: OpName, paths: list[KeyPath], leaves: list[Any], but: int | 
     wrong = [i for i in range(len(leaves)) if kinds[i] is not kinds[0] or shapes[i] != shapes[0]]
     wrong = [i for i in range(len(leaves)) if i in wrong or leaves[i].ndim != leaves[0].ndim]
     one_device(op, dict(zip(paths, leaves, strict=True)))
-    where = f" but for dim {but}" if but is not None else ""
-    expected, at = f"leaves like {describe(leaves[0])}{where}", {show(paths[i]): describe(leaves[i]) for i in wrong}
-    refuse_wrong(ShapeError, op, expected, at, "that differ", "reshape or convert them first")
+    if wrong:  # else a graph would take the sizes in the text for constants
+        where = f" but for dim {but}" if but is not None else ""
+        expected, at = f"leaves like {describe(leaves[0])}{where}", {show(paths[i]): describe(leaves[i]) for i in wrong}
+        refuse_wrong(ShapeError, op, expected, at, "that differ", "reshape or convert them first")
 
 
 def one_device(op: OpName, leaves: dict[KeyPath, Any]) -> None:

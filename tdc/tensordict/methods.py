@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 MODULES = {  # that register a function
     "at": "tdc.tensordict.at", "map": "tdc.data.map", "map_iter": "tdc.data.map", "memmap": "tdc.io.save",
-    "reduce": "tdc.io.by_path", "share_memory": "tdc.ops.memory", "pin_memory": "tdc.ops.memory",
+    "reduce": "tdc.io.by_path", "share_memory": "tdc.ops.tensordict.memory",
+    "pin_memory": "tdc.ops.tensordict.memory",
 }  # fmt: skip
 
 

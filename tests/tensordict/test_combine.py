@@ -364,3 +364,9 @@ def test_errors_of_torch_do_not_pass():
         tdc.stack_keys(tree(), ["x", "x"], "xx", 0)
     with pytest.raises(ShapeError, match=r"tdc\.cat_keys"):
         tdc.cat_keys(tree(), ["x", "y"], "xy", 7)
+
+
+@pytest.mark.parametrize("join", [tdc.cat_keys, tdc.stack_keys])
+def test_joined_keys_are_one_graph_for_all_batch_sizes(join: Any):
+    tds = [TensorDict({"a": torch.randn(n, 3), "b": torch.randn(n, 3)}, [n]) for n in (4, 5, 6)]
+    tdc.testing.assert_one_graph(lambda td: join(td, ["a", "b"], "c", dim=-1), *tds, backend="eager", dynamic=True)

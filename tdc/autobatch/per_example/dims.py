@@ -167,17 +167,6 @@ def matrices(op: Any) -> Op:
     return run
 
 
-def of_vectors(op: Any, row: Op) -> Op:
-    """A row for an operation that has no dim and flattens: of examples of one dim."""
-
-    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if rank(x) != 1:
-            refuse(f"torch.{name_of(op)} without a dim", "name the dim")
-        return row(x, *args, **kwargs)
-
-    return run
-
-
 def softmax(op: Any) -> Op:
     """A row for `torch.softmax` and for that of `torch.nn.functional`, which hands on how deep its caller lies."""
 

@@ -1,5 +1,4 @@
-"""Factories: new batches in the structure of an existing one, whose structure object they share.
-"""
+"""Factories: new batches that share the structure object of an existing one."""
 
 from __future__ import annotations
 

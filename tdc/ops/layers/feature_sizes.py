@@ -1,5 +1,4 @@
-"""Sizes that layers and losses want of a ragged batch, asked where a call went wrong: see `core/calls.py`.
-"""
+"""Sizes that layers and losses want of a ragged batch, asked where a call went wrong: see `core/calls.py`."""
 
 from __future__ import annotations
 

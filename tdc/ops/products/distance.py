@@ -271,7 +271,8 @@ PAIRS: dict[Op, tuple[Op, str]] = {
 }  # fmt: skip
 for _op, (_impl, _dims) in PAIRS.items():
     define(_op, "distance", ragged=_impl, dims=_dims)
-along(F.cosine_similarity, "x1 x2+ dim*=1 eps", "distance", ragged=cosine_similarity, run=cosine_of_leaves)
+define(F.cosine_similarity, "distance", ragged=cosine_similarity, dims="x1 x2+ dim*=1 eps")
+along(F.cosine_similarity, "x1 x2 dim*=1 eps", "distance", run=cosine_of_leaves)
 unsupported(
     F.pdist, ["nested", "masked"], "distances of n positions, n (n - 1) / 2 in each row, which no lengths hold",
     family="distance", hint="torch.cdist(x, x), both halves of the matrix of each row",

@@ -264,7 +264,7 @@ def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
 
 
 def join_group(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[Any], Any]]) -> Any:
-    """Leaves join_group. Of ragged ones that share their structures with others, known by now, also the result does."""
+    """Leaves joined. Results of ragged leaves that share structures share one, too; `known` holds those so far."""
     if isinstance(group[0], Tensor):
         return join(group, dim)
     xs = list(group)  # Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)
