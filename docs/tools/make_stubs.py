@@ -208,6 +208,13 @@ def function(name: str, fn: Any, needed: dict[str, str]) -> str:
     return f"def {name}" + QUOTED.sub(r"\1", str(shown)) + ": ..."
 
 
+INDEXED = (  # an example, some of them, and whatever else an index may name
+    "def __getitem__(self, index: _int) -> Tensor: ...",
+    "def __getitem__(self, index: slice | list[_int]) -> Self: ...",
+    "def __getitem__(self, index: Any) -> Any: ...",
+)
+
+
 def attached(cls: type) -> Iterator[tuple[str, Any]]:
     """Members of a container that no class body holds."""
     for name in dir(cls):
@@ -234,6 +241,8 @@ def members(cls: type, needed: dict[str, str], known: Sequence[Rule] = RULES) ->
             if rule is not None:
                 lines = operation(name, rule, torchs.get(name, []))
                 found[name] = lines if len(lines) == 1 else [x for line in lines for x in ("@overload", line)]
+        elif name == "__getitem__":
+            found[name] = [x for line in INDEXED for x in ("@overload", line)]
         else:
             found[name] = [function(name, value, needed)]
     return found
