@@ -114,7 +114,10 @@ def decided(by: bool, first: Any, *rest: Callable[[], Any]) -> Any:
     """`first and rest()` where `by` is True, else `first or rest()`. Comparisons meet by an operator."""
     for arm in rest:
         if not isinstance(first, Tensor):
-            if bool(first) != by:
+            if by:
+                if not first:
+                    return first
+            elif first:
                 return first
             first = arm()
             continue

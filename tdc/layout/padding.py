@@ -71,8 +71,10 @@ def gathered(x: Tensor, index: Tensor, valid: Tensor | None, fill: float) -> Ten
         return x.new_full((*index.shape, *features), fill)
     if valid is not None and not known(x.shape[0] != 0):  # there may be no row, and padding reads one
         x = torch.cat([x, x.new_zeros(1, *features)])
-    out = x.index_select(0, index.reshape(-1)).view(*index.shape, *features)
-    return out if valid is None else torch.where(valid.view(*valid.shape, *[1] * len(features)), out, fill)
+    out = x.index_select(0, index.reshape(-1))
+    if valid is not None:  # before the view: sizes of what a view is of are guards of a graph that takes it
+        out = torch.where(valid.reshape(-1, *[1] * len(features)), out, fill)
+    return out.view(*index.shape, *features)
 
 
 class Exchange(torch.autograd.Function):
