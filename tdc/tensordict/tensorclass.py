@@ -59,9 +59,9 @@ from tdc.tensordict.tensordict import TensorDict, build_td, flatten, unflatten
 
 T = TypeVar("T")
 torch.serialization.add_safe_globals([build_td, Typed])  # pyright: ignore[reportUnknownMemberType]  # torch's stub; pickles name them
-FREE = {  # fields may hide these, which this library never calls
+FREE = {  # fields may hide these, which the library never calls (a DataLoader calls pin_memory, if asked to)
     "keys", "values", "items", "filter", "shape", "ndim", "dim", "size", "batch_dims", "depth", "dtype", "is_cpu",
-    "is_cuda", "is_meta", "is_empty", "map", "map_iter", "memmap", "share_memory", "summary",
+    "is_cuda", "is_meta", "is_empty", "map", "map_iter", "memmap", "pin_memory", "share_memory", "summary",
 }  # fmt: skip
 MADE_BY_DATACLASS = (  # a tensorclass with a base that is a dataclass has those of a TensorDict
     "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__setattr__", "__delattr__",
