@@ -27,10 +27,15 @@ rl := .venv-rl
 pins-rl := s/^tensordict==.*/tensordict==0.14.3/
 index-vision := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
+# What builds the package. Editable installs take it from the venv, since none is made for the build.
+builders := hatchling editables hatch-fancy-pypi-readme
+
 # Which extras each kind of target needs; a stamp for each, so that `make demo` installs no test tools.
 extras-demo := viz
 extras-dev := arrow,dask,dev,io,viz
 extras-bench := bench,viz
+extras-docs := docs
+extras-dist := release
 extras-clients := dev,einops,hf,jaxtyping,trainers
 extras-vision := dev,vision
 extras-rl := dev,rl
@@ -62,7 +67,8 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-torch smoke test-clients test-vision test-rl sweep mutants soak bench lint types clean compiler
+.PHONY: help demo test test-all test-slow test-torch smoke test-clients test-vision test-rl sweep mutants soak bench lint types docs dist \
+	clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -118,6 +124,12 @@ types: .venv/.ready-dev ## pyright
 	$(PY) -m pyright $(ARGS)
 	$(PY) -m pyright -p .ci/pyright-strict.json
 
+docs: .venv/.ready-docs ## the site of docs/, in build/site: warnings are errors
+	$(PY) -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/site $(ARGS)
+
+dist: .venv/.ready-dist ## the package in dist/, built twice, and tried in an empty environment
+	$(PY) .ci/dist.py $(ARGS)
+
 clean: ## remove caches and outputs; .venv stays (delete it for a new set-up)
 	rm -rf build dist demo_report .pytest_cache .ruff_cache .hypothesis *.egg-info *.pt2
 	find . -name __pycache__ -not -path "./.venv*/*" -prune -exec rm -rf {} +
@@ -142,7 +154,7 @@ compiler:
 	@[ -x .venv-torch-$*/bin/python ] || "$(PYTHON)" -m venv --clear .venv-torch-$* || { rm -rf .venv-torch-$*; exit 1; }
 	@sed 's/^torch==.*/torch==$*/' constraints.txt > .venv-torch-$*/constraints.txt
 	@$(other-pip) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	@$(other-pip) hatchling editables
+	@$(other-pip) $(builders)
 	@$(other-pip) --no-build-isolation -e ".[$(extras-dev)]"
 	@touch $@
 
@@ -151,12 +163,12 @@ $(clients)/.ready $(vision)/.ready $(rl)/.ready: .venv-%/.ready: pyproject.toml 
 	@echo "making .venv-$* (torch is large: this takes minutes)"
 	@"$(PYTHON)" -m venv --clear .venv-$* || { rm -rf .venv-$*; exit 1; }
 	@sed '$(pins-$*)' constraints.txt > .venv-$*/constraints.txt
-	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c .venv-$*/constraints.txt hatchling editables
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c .venv-$*/constraints.txt $(builders)
 	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c .venv-$*/constraints.txt $(index-$*) --no-build-isolation -e ".[$(extras-$*)]"
 	@touch $@
 
 .venv/.ready-%: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing the pinned packages for $* (the first time takes minutes: torch is large)"
-	@$(PIP) hatchling editables
+	@$(PIP) $(builders)
 	@$(PIP) --no-build-isolation -e ".[$(extras-$*)]"
 	@touch $@

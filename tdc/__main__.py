@@ -1,4 +1,4 @@
-"""The command line: `python -m tdc demo`, `python -m tdc doctor` and `python -m tdc show`."""
+"""The command line: `tdc demo`, `tdc doctor` and `tdc show`, or `python -m tdc demo` and so on."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from . import __version__
 from .doctor import doctor
 from .io.show import show
 
 EXAMPLES = """\
 examples:
-  python -m tdc doctor                        check this machine and tdc on it
-  python -m tdc demo                          train the demo model and write demo_report/
-  python -m tdc demo --steps 20 --out quick   a short run, with its report in quick/
-  python -m tdc demo --device cuda --seed 1   on a GPU, with another seed
-  python -m tdc show data/train --verify      keys and sizes of a store, with its checksums checked
+  tdc doctor                        check this machine and tdc on it
+  tdc demo                          train the demo model and write demo_report/
+  tdc demo --steps 20 --out quick   a short run, with its report in quick/
+  tdc demo --device cuda --seed 1   on a GPU, with another seed
+  tdc show data/train --verify      keys and sizes of a store, with its checksums checked
 """
 
 
@@ -26,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the words after `python -m tdc`; those of the process by default.
+        argv: the words after `tdc`; those of the process by default.
 
     Returns:
         The exit status, 0 for success. Without a command, prints the help and returns 2.
@@ -65,11 +68,12 @@ def demo(**options: Any) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """The parser, with all commands and their options."""
     parser = argparse.ArgumentParser(
-        prog="python -m tdc",
+        prog="tdc",
         description="Train and serve PyTorch models on variable-length data without padding.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"tdc {__version__}, torch {torch.__version__}")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="{demo,doctor,show}")
     checked = commands.add_parser(
         "doctor",
