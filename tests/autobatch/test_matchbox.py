@@ -336,9 +336,8 @@ def test_a_compiled_recurrent_module(module: Any):
     agrees(fn, [rows()], compiled(fn))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @LEAVES
-@pytest.mark.slow
 def test_a_compiled_bilstm():
     fn = BiLSTM()
     agrees(fn, [rows()], compiled(fn))

@@ -15,7 +15,7 @@ import tdc
 PACKAGES = {"tdc.": tdc.__path__, "examples.demo.": examples.demo.__path__}
 MODULES = [m.name for prefix, path in PACKAGES.items() for m in pkgutil.walk_packages(path, prefix)]
 MODULES.remove("tdc.__main__")
-SLOW = {"tdc.doctor", "examples.demo.data"}  # one compiles with Inductor, one reads every docstring of the library
+LATE = {"tdc.doctor", "examples.demo.data"}  # one compiles with Inductor, one reads every docstring of the library
 
 
 OPTIONAL = {  # examples that need another package
@@ -28,7 +28,7 @@ CLIENTS = ("tdc.hf", "tdc.einops")  # that `make test-clients` runs
 def marked(name: str) -> Any:
     without = name in OPTIONAL and importlib.util.find_spec(OPTIONAL[name]) is None
     marks = [pytest.mark.skip(reason=f"{OPTIONAL[name]} is not installed")] if without else []
-    marks += [pytest.mark.slow] if name in SLOW else []
+    marks += [pytest.mark.sweep] if name in LATE else []
     return pytest.param(name, marks=[*marks, *([pytest.mark.clients] if name.startswith(CLIENTS) else [])])
 
 

@@ -21,13 +21,16 @@ def ran(name: str, *arguments: str) -> str:
     return run.stdout
 
 
-LONG = ["graphs", "batch/adaptive_computation", "batch/ctc", "batch/decoding", "batch/environment", "batch/tree_lstm"]
+LONG = [
+    "ensemble", "actor_critic", "graphs", "batch/adaptive_computation", "batch/ctc", "batch/decoding",
+    "batch/environment", "batch/tree_lstm",
+]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["train", "ensemble", "actor_critic", "batch/newton", *[pytest.param(n, marks=pytest.mark.sweep) for n in LONG]],
+    ["train", "batch/newton", *[pytest.param(n, marks=pytest.mark.sweep) for n in LONG]],
 )
 def test_example(name: str):
     assert "graphs 1, breaks 0, compiles 1" in ran(name)

@@ -1,9 +1,10 @@
-"""What README.md and docs/*.md show, run: every python block, the text it prints, every internal link.
+"""What README.md and the pages of docs/ show, run: every python block, the text it prints, every internal link.
 
 A ```python block runs in the namespace of the blocks before it on its page. A ```text block right behind it is what it
 prints; a `TdcError` that ends the block is printed as `Class: message`.
 `EXPECTTEST_ACCEPT=1 pytest tests/docs/test_readme.py` writes new texts. `<!-- slow -->` before a block marks it slow;
-the blocks behind it do without it.
+the blocks behind it do without it. `<!-- slow page -->` marks all blocks of a page, which need each other. Of pages not in
+LANDING such blocks run with all tests only.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ import tdc
 from tdc.core import errors
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("docs", "docs/start", "docs/coming_from")
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(page for f in FOLDERS for page in sorted((ROOT / f).glob("*.md")))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 GROWING = (SUPPORT, MIGRATION, ROOT / "CHANGELOG.md", ROOT / "docs" / "exactness.md")  # records, with more in each run
 LONGEST = 165
+LANDING = ("README", "batch", "export", "train", "first_training")  # whose slow blocks run before a change lands
 CLIENTS = {  # pages that `make test-clients` runs, and what their blocks need
     "huggingface": ("transformers",), "encoder_decoder": ("transformers",), "einops": ("einops",),
     "vision": ("torchvision",), "frameworks": ("lightning", "accelerate", "torchmetrics"),
@@ -50,6 +53,7 @@ class Page:
 
     path: Path
     blocks: list[re.Match[str]] = field(default_factory=list)
+    slow: bool = False
     names: dict[str, Any] = field(default_factory=dict)
     done: int = 0
 
@@ -59,7 +63,7 @@ class Page:
             self.names, self.done = {}, 0
         printed = ""
         for i, block in enumerate(self.blocks[self.done : n + 1], self.done):
-            if i == n or not block["slow"]:
+            if i == n or self.slow or not block["slow"]:
                 printed = run(block, self.path, self.names)
         self.done = n + 1
         return printed
@@ -80,7 +84,8 @@ def run(block: re.Match[str], path: Path, names: dict[str, Any]) -> str:
 
 
 def page(path: Path) -> Page:
-    return Page(path, list(BLOCK.finditer(path.read_text(encoding="utf-8"))))
+    text = path.read_text(encoding="utf-8")
+    return Page(path, list(BLOCK.finditer(text)), "<!-- slow page -->" in text)
 
 
 BOOK = {path: page(path) for path in PAGES}
@@ -91,7 +96,8 @@ def blocks() -> Iterator[Any]:
         without = [name for name in OPTIONAL.get(path.stem, ()) if importlib.util.find_spec(name) is None]
         skip = [pytest.mark.skip(reason=f"{', '.join(without)} is not installed")] if without else []
         for n, block in enumerate(found.blocks):
-            marks = [pytest.mark.slow] if block["slow"] else []
+            late = pytest.mark.slow if path.stem in LANDING else pytest.mark.sweep
+            marks = [late] if found.slow or block["slow"] else []
             marks += [pytest.mark.clients] if path.stem in CLIENTS else []
             marks += [pytest.mark.filterwarnings("ignore")] if path.stem == "torchrl" else []  # it warns of itself
             yield pytest.param(path, n, id=f"{path.stem}-{n + 1}", marks=[*marks, *skip])

@@ -108,7 +108,8 @@ def shared_graphs() -> Iterator[Any]:
                 containers = "leaves" if rule.kind == "tensordict" else "batches"
                 groups.setdefault((family, containers, mode), []).append((rule, chosen(rule, mode)[0]))
     for (family, containers, mode), rows in groups.items():
-        marks = () if family == FAMILIES and mode == "compile" else pytest.mark.slow
+        late = pytest.mark.sweep if mode == "export" and family != FAMILIES else pytest.mark.slow
+        marks = () if family == FAMILIES and mode == "compile" else late
         some = SOME // 2 if family == FAMILIES else SOME
         for n, at in enumerate(range(0, len(rows), some)):
             yield pytest.param(rows[at : at + some], mode, id=f"{family}-{containers}-{mode}-{n}", marks=marks)
