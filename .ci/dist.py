@@ -56,11 +56,12 @@ def check_wheel(wheel: Path, work: Path) -> None:
     venv.create(work / "empty", with_pip=True)
     python = work / "empty" / "bin" / "python"
     run(python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", ROOT / "constraints.txt", wheel)
-    print(run(work / "empty" / "bin" / "tdc", "--version", cwd=work, PYTHONWARNINGS="ignore").strip())  # torch's, without numpy
+    quiet = {"PYTHONWARNINGS": "ignore"}  # torch warns that there is no numpy
+    print(run(work / "empty" / "bin" / "tdc", "--version", cwd=work, **quiet).strip())
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     program = re.search(r"```python\n(.*?)```", readme, re.S)
     assert program is not None
-    print(run(python, "-W", "ignore", "-c", program[1], cwd=work).strip())
+    print(run(python, "-c", program[1], cwd=work, **quiet).strip())
 
 
 def check_source(source: Path, work: Path) -> None:

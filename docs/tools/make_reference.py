@@ -17,7 +17,7 @@ from typing import Any, get_origin
 import tdc
 
 FOLDER = Path(__file__).parents[1] / "reference"
-SPACES = ("compile", "data", "einops", "hf", "interop", "io", "nn", "ops", "optim", "ragged", "testing")
+SPACES = ("compile", "data", "einops", "hf", "interop", "io", "nn", "ops", "optim", "ragged", "testing", "viz")
 HEAD = """\
 # {name}
 

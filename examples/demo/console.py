@@ -27,8 +27,8 @@ def table(rows: list[tuple[str, str]]) -> None:
 
 
 def status(record: StepRecord) -> str:
-    """One step in words; the first one compiles, so its rate says nothing."""
-    rate = "compiled" if record.step == 1 else f"{record.tokens / record.seconds:,.0f} tokens/s"
+    """One step in words; the rate of one that compiled says nothing."""
+    rate = "compiled" if record.compiled else f"{record.tokens / record.seconds:,.0f} tokens/s"
     return f"loss {record.loss:5.3f}  accuracy {record.accuracy:4.0%}  {rate}"
 
 

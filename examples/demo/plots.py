@@ -80,7 +80,7 @@ def _loss(facts: DemoFacts, theme: Theme) -> "Figure":
 
 def _throughput(facts: DemoFacts, theme: Theme) -> "Figure":
     figure, (left, right) = _figure(theme, height=2.5, columns=2)
-    sides = dict(zip(("ragged", "padded"), zip(*facts.comparison, strict=True), strict=True))
+    sides = dict(zip(("ragged", "padded"), zip(*facts.warm, strict=True), strict=True))
     milliseconds = {name: [1000 * step.seconds for step in steps] for name, steps in sides.items()}
     rates = {name: [step.tokens / step.seconds / 1000 for step in steps] for name, steps in sides.items()}
     _strips(left, theme, milliseconds, "time per step (ms)")

@@ -22,10 +22,11 @@ class StepRecord:
     accuracy: float
     tokens: int
     seconds: float
+    compiled: bool = False  # the time is mostly the compiler's
 
 
 class Pair(NamedTuple):
-    """One step of the same model on the same batch, ragged and padded; the time of a warm step, without compiling."""
+    """One step of the same model on the same batch, ragged and padded."""
 
     ragged: StepRecord
     padded: StepRecord
@@ -56,11 +57,17 @@ class DemoFacts:
     steps: tuple[StepRecord, ...]  # the training run, in order
     test_accuracy: float  # 0..1, on the test split
     majority_accuracy: float  # the same by always giving one answer
-    comparison: tuple[Pair, ...]  # warm steps, ragged and padded
+    comparison: tuple[Pair, ...]  # steps that were taken ragged and padded, one after the other
     peak_bytes_ragged: int  # of device memory, on one side of the comparison
     peak_bytes_padded: int
-    compiled: tuple[Counts, ...]  # one row for each compiled function
+    compiled: tuple[Counts, ...]  # one row for each compiled function, the ragged training step first
     export: ExportRecord  # the exported model against the trained one
+    code: str = ""  # the program that trained
+
+    @property
+    def warm(self) -> tuple[Pair, ...]:
+        """Steps at which neither side compiled; all of them where there is none."""
+        return tuple(pair for pair in self.comparison if not any(x.compiled for x in pair)) or self.comparison
 
     @property
     def apart(self) -> float:
@@ -69,8 +76,8 @@ class DemoFacts:
 
     @property
     def speedup(self) -> float:
-        """The median over steps of padded time / ragged time: above 1 ragged is faster."""
-        return statistics.median([pair.padded.seconds / pair.ragged.seconds for pair in self.comparison])
+        """The median over warm steps of padded time / ragged time: above 1 ragged is faster."""
+        return statistics.median([pair.padded.seconds / pair.ragged.seconds for pair in self.warm])
 
 
 class Spread(NamedTuple):

@@ -30,7 +30,8 @@ def write_report(out: Path, facts: DemoFacts) -> Path:
     installed also `loss.png`, `throughput.png` and `lengths.png`, each with a `-dark` twin."""
     out.mkdir(parents=True, exist_ok=True)
     pictures = plots.draw(out, facts) if find_spec("matplotlib") else {}
-    parts = (_data(facts, pictures), _training(facts, pictures), _comparison(facts, pictures), _compiled(facts))
+    parts = [_data(facts, pictures), _training(facts, pictures), _comparison(facts, pictures), _compiled(facts)]
+    parts += [_exported(facts.export), _code(facts.code)]
     machine = _table("Machine and versions", (), facts.versions.items(), text=True)
     light, dark = (" ".join([f"--{name}: {colour};" for name, colour in t._asdict().items()]) for t in (LIGHT, DARK))
     page = beside("report.html").format(
@@ -39,7 +40,7 @@ def write_report(out: Path, facts: DemoFacts) -> Path:
         classes=_count(len(facts.classes)),
         figures=_figures(facts),
         hint="" if pictures else _NO_PICTURES,
-        sections="\n".join([*parts, _exported(facts.export), _section("Where this ran", machine)]),
+        sections="\n".join([*parts, _next(), _section("Where this ran", machine)]),
     )
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
@@ -110,16 +111,18 @@ def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
 
 
 def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
-    rows = facts.comparison
+    rows, left_out = facts.comparison, len(facts.comparison) - len(facts.warm)
     head = ("Step", "Loss, ragged", "Loss, padded", "Time, ragged", "Time, padded", "Tokens")
     steps = []
     for pair in rows:
-        losses, times = [f"{x.loss:.5f}" for x in pair], [_seconds(x.seconds) for x in pair]
+        losses = [f"{x.loss:.5f}" for x in pair]
+        times = [_seconds(x.seconds) + (" compiled" if x.compiled else "") for x in pair]
         steps.append((_count(pair.ragged.step), *losses, *times, _count(pair.ragged.tokens)))
     return _section(
         "Ragged and padded",
-        f"<p>The same model, the same weights, the same {_count(len(rows))} batches, once ragged and once padded. "
-        f"{_verdict(facts)} The two losses are never more than {_small(facts.apart)} apart.</p>",
+        f"<p>The same model, the same weights, the same {_count(len(rows))} batches: each step ragged and padded, one "
+        f"after the other in the same process. {_count(left_out)} of them compiled on one side or both, and are left "
+        f"out of the times. {_verdict(facts)} The two losses are never more than {_small(facts.apart)} apart.</p>",
         _picture(
             pictures,
             "throughput",
@@ -136,7 +139,7 @@ def _sides(facts: DemoFacts) -> str:
     """Ragged and padded as the two rows of one table."""
     table = []
     peaks = (facts.peak_bytes_ragged, facts.peak_bytes_padded)
-    for name, steps, peak in zip(("Ragged", "Padded"), zip(*facts.comparison, strict=True), peaks, strict=True):
+    for name, steps, peak in zip(("Ragged", "Padded"), zip(*facts.warm, strict=True), peaks, strict=True):
         each = spread([step.seconds for step in steps])
         ends = [f"{_seconds(a)} {_DASH} {_seconds(b)}" for a, b in ((each.first, each.third), (each.low, each.high))]
         rate = statistics.median([step.tokens / step.seconds for step in steps])
@@ -151,10 +154,11 @@ def _compiled(facts: DemoFacts) -> str:
         counts = (row.graphs, row.breaks, row.compiles, row.kernels)
         rows.append((row.name, *[_DASH if n is None else _count(n) for n in counts], _seconds(row.seconds)))
     head = ("Function", "Graphs", "Graph breaks", "Compilations", "Kernels", "Compile time")
+    told = [f"The {c.name} compiled {_count(c.compiles)} {_plural(c.compiles, 'time')}." for c in facts.compiled]
     return _section(
         "What was compiled",
         "<p>Every batch has other lengths, and the last one of an epoch has fewer docstrings. "
-        "One graph and one compilation mean that none of this made the compiler start again.</p>",
+        f"{escape(' '.join(told))} One graph that is compiled once serves all of these sizes.</p>",
         _table("Counted over the whole run", head, rows),
     )
 
@@ -175,18 +179,33 @@ def _exported(export: ExportRecord) -> str:
     )
 
 
+def _code(code: str) -> str:
+    lead = "<p>The model, its loss and its training, ragged:</p>"
+    return _section("The code", lead, f"<pre>{escape(code)}</pre>") if code else ""
+
+
+def _next() -> str:
+    """What to read and run after this page."""
+    steps = (
+        ("docs/start/first_batch.md", "builds a program like this one in three pages"),
+        ("tdc doctor", "says what this machine has and lacks"),
+        ("docs/index.md", "lists guides by task: text, images, graphs, data on disk, serving"),
+        ("docs/benchmarks.md", "has the figures of larger models, losses included"),
+    )
+    return _section("Next", _table("Where to go from here", (), steps, text=True))
+
+
 def _figures(facts: DemoFacts) -> str:
     """The row of key figures at the top."""
-    breaks, compiles = sum(row.breaks for row in facts.compiled), sum(row.compiles for row in facts.compiled)
-    count, export = len(facts.compiled), facts.export
+    ragged, export = facts.compiled[0], facts.export
     figures = [
         (_percent(facts.test_accuracy), f"test accuracy; {_percent(facts.majority_accuracy)} by one answer always"),
         (_percent(facts.occupancy), "of a padded batch would be real tokens"),
-        (f"{facts.speedup:.2f}{_TIMES}", f"the speed of padding, median of {len(facts.comparison)} steps"),
+        (f"{facts.speedup:.2f}{_TIMES}", f"the speed of padding, median of {len(facts.warm)} steps"),
         (
-            _count(compiles),
-            f"{_plural(compiles, 'compilation')} for {count} {_plural(count, 'function')}, "
-            f"{_count(breaks)} graph {_plural(breaks, 'break')}",
+            _count(ragged.compiles),
+            f"{_plural(ragged.compiles, 'compilation')} of the {ragged.name}, "
+            f"{_count(ragged.breaks)} graph {_plural(ragged.breaks, 'break')}",
         ),
         (_count(export.equal_predictions), f"of {_count(export.total)} predictions equal in the exported model"),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -19,20 +19,11 @@ from examples.demo.model import Build
 from examples.demo.records import StepRecord
 from tdc.compile.counts import Counts, peak_bytes
 from tdc.compile.dynamic import dynamic
-from tdc.compile.train_step import TrainStep
+from tdc.compile.train_step import train_step
+from tdc.optim import adamw
 from tdc.tensordict.tensordict import TensorDict
 
 BATCH = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a training run leaves: its last state, a record for each step, peak bytes of one, and what compiling did."""
-
-    state: TensorDict
-    steps: tuple[StepRecord, ...]
-    peak: int
-    counts: Counts
 
 
 def loss(model: nn.Module, batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -56,22 +47,38 @@ def loader(corpus: Corpus, plan: Iterable[tuple[int, ...]], build: Build, device
         yield dynamic(build(tokens(corpus, indices), [corpus.labels[i] for i in indices], device))
 
 
-def train(
-    step: TrainStep, state: TensorDict, plan: list[tuple[int, ...]], corpus: Corpus, build: Build, device: str,
-    show: Callable[[StepRecord], None],
-) -> Run:  # fmt: skip
-    """Take one step for each batch of the plan; measure the last one's memory."""
-    records: list[StepRecord] = []
-    for indices, batch in zip(plan, loader(corpus, plan, build, device), strict=True):
-        begin = time.perf_counter()
-        state, metrics = step(state, batch)
+class Training:
+    """A model that learns: one compiled function of state and batch, and a record of each step.
+
+    Ragged and padded training take turns, so that what slows the machine slows both.
+    """
+
+    def __init__(self, name: str, model: nn.Module, build: Build, corpus: Corpus, device: str) -> None:
+        self.name, self.build, self.corpus, self.device = name, build, corpus, device
+        self.step = train_step(model.to(device), loss, adamw(2e-3))
+        self.state = self.step.init()
+        self.records: list[StepRecord] = []
+
+    def take(self, indices: tuple[int, ...]) -> StepRecord:
+        """One step on the texts at `indices`."""
+        (batch,) = loader(self.corpus, [indices], self.build, self.device)
+        begin, compiles = time.perf_counter(), self.step.counts.compiles
+        self.state, metrics = self.step(self.state, batch)
         loss, accuracy = torch.stack([metrics["loss"], metrics["accuracy"]]).tolist()  # one wait for the device
-        count = sum(len(corpus.texts[i]) for i in indices)
-        records.append(StepRecord(len(records) + 1, loss, accuracy, count, time.perf_counter() - begin))
-        show(records[-1])
-    counts = step.counts
-    (last,) = loader(corpus, plan[-1:], build, device)
-    return Run(state, tuple(records), peak_bytes(step, state, last), counts)
+        seconds, compiled = time.perf_counter() - begin, self.step.counts.compiles > compiles
+        count = sum(len(self.corpus.texts[i]) for i in indices)
+        self.records.append(StepRecord(len(self.records) + 1, loss, accuracy, count, seconds, compiled))
+        return self.records[-1]
+
+    @property
+    def counts(self) -> Counts:
+        """What compiling did."""
+        return replace(self.step.counts, name=f"{self.name} training step")
+
+    def peak(self, indices: tuple[int, ...]) -> int:
+        """Bytes at the peak of a step on the texts at `indices`."""
+        (batch,) = loader(self.corpus, [indices], self.build, self.device)
+        return peak_bytes(self.step, self.state, batch)
 
 
 def predict(model: Callable[[TensorDict], Tensor], corpus: Corpus, indices: tuple[int, ...], build: Build) -> Tensor:

@@ -35,7 +35,7 @@ from tdc.autobatch.values import (
 from tdc.compile._torch.levels import current_level, mapped, outside, physical
 from tdc.compile.upstream import traced
 from tdc.core.asserts import require
-from tdc.core.dynamo import is_batched, larger
+from tdc.core.dynamo import certain, is_batched, larger
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.core.pytree import register, tree_leaves
 from tdc.ragged.masked import MaskedBatch
@@ -152,7 +152,7 @@ def column_of(name: str, parts: list[Lane], like: Lane, n: Any, room: Any) -> La
 
 def padded(x: Tensor, more: Any) -> Tensor:
     """A tensor with so many zeros after dim 1."""
-    return x if type(more) is int and more == 0 else F.pad(x, (0, 0) * (x.ndim - 2) + (0, more))
+    return x if certain(more == 0) else F.pad(x, (0, 0) * (x.ndim - 2) + (0, more))
 
 
 def appended(name: str, x: Any, value: Any, n: Any) -> Any:
@@ -184,7 +184,7 @@ def in_loop(name: str, before: Any, after: Any, n: Any, most: Any) -> Any:
     """
     grows = isinstance(before, (list, Grown)) and isinstance(after, (list, Grown)) and not is_fixed(before)
     more = room_of(after) - room_of(before) if grows else 0
-    if not grows or (type(more) is int and more <= 0):
+    if not grows or certain(more <= 0):
         return before
     if most is None:
         got, hint = f"{name!r} in a while", "tdc.batch(max_iters=...), how often the loop runs at most"

@@ -39,6 +39,7 @@ from tdc.compile._torch.total import traced_for_all
 from tdc.compile._torch.tracing import before_operator, trace_outside
 from tdc.compile.upstream import Code, copied, even_gradients, needs_grad, own_gradients
 from tdc.core.asserts import require
+from tdc.core.dynamo import known
 from tdc.core.errors import StructureError, message
 from tdc.layout.segments import row_ids
 from tdc.ragged.nested import NestedTensor
@@ -339,7 +340,7 @@ def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: 
             alike = type(x) is Lane and x is y  # Dynamo does not compare trees so (torch 2.13)
             same = same and (x is UNDEFINED or alike or form_of(x) == form_of(y))
             own = own and (y is UNDEFINED or (alike and new is not UNDEFINED))
-        if same:
+        if known(same):
             return now, found, own
         values, inside = now, found[0]
     got, hint = "one that changes with each round", "keep shapes and dtypes; collect results in a tensor of fixed size"

@@ -31,7 +31,7 @@ from tdc.core.errors import (
     show_sizes,
 )
 from tdc.core.keys import is_key, show
-from tdc.tensordict.storage import Leaves
+from tdc.tensordict.storage import Leaves, mark_examples
 
 Known = tuple[Any, Callable[[Any], Any] | None, Any]  # a ragged leaf, what picks rows of its structure, and its result
 
@@ -141,6 +141,8 @@ def indexed(leaves: Leaves, idx: Any) -> Leaves:
     known: list[Known] = []
     for path, x in leaves.items():  # no comprehension, which would make constants of numbers in a slice
         out[path] = at(x, idx) if isinstance(x, Tensor) else picked(x, given, known)
+    if known:
+        mark_examples(out)
     return out
 
 
@@ -156,6 +158,8 @@ def selected(leaves: Leaves, idx: Tensor) -> Leaves:
                 out[path] = x[idx] if isinstance(x, Tensor) else picked(x, idx, known)
     except (IndexError, RuntimeError):  # positions from the end, and what torch selects in the usual way only
         return indexed(leaves, idx)
+    if known:
+        mark_examples(out)
     return out
 
 

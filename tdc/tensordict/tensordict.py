@@ -264,6 +264,8 @@ class TensorDict(Methods, Operations):
         except (AssertionError, RuntimeError):
             refuse_device(*devices)
             raise
+        if self._size:
+            mark_examples(leaves)
         all_moved = len(chosen) == len(leaves)
         device = self._device if not devices else torch.device(devices[0]) if all_moved else None
         return build_td(leaves, self._nodes, self._size, device)

@@ -68,6 +68,7 @@ def facts() -> DemoFacts:
         peak_bytes_padded=5 * 2**20,
         compiled=(Counts("train<step>", 1, 0, 1, 34, 21.44), Counts("predict", 1, 3, 2, None, 0.0064)),
         export=ExportRecord("model<1>.pt2", 1_834_221, 4.8e-7, 1132, 1133, 11.9),
+        code="if a < b:\n    train()",
     )
 
 
@@ -88,12 +89,24 @@ def test_every_figure_is_on_the_page(report):
     assert [figure for figure in expected if figure not in text] == []
 
 
+def test_steps_that_compiled_are_left_out_of_times(tmp_path):
+    first, *rest = facts().comparison
+    slow = replace(first.padded, seconds=900.0, compiled=True)
+    path = write_report(tmp_path, replace(facts(), comparison=(Pair(first.ragged, slow), *rest)))
+    text = Page(path.read_text(encoding="utf-8")).text
+    assert f"2.00{TIMES}" in text
+    assert "1 of them compiled on one side or both" in text
+    assert "15.0 min compiled" in text
+    assert "median of 10 steps" in text
+
+
 def test_texts_are_escaped(report):
     source = report.read_text(encoding="utf-8")
     page = Page(source)
     assert "script" not in page.seen
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in source
     assert "json &amp; co" in source
+    assert "if a &lt; b:" in source
     assert "<ul><li>the batch tree</li></ul>" in source
 
 
@@ -113,7 +126,7 @@ def test_the_page_stands_alone_and_is_accessible(report):
     assert "://" not in source
     assert all(image["alt"] for image in page.images)
     assert page.seen.count("table") == page.seen.count("caption") > 5
-    assert [tag for tag in page.seen if re.fullmatch(r"h\d", tag)] == ["h1", "h2", "h3", *["h2"] * 5]
+    assert [tag for tag in page.seen if re.fullmatch(r"h\d", tag)] == ["h1", "h2", "h3", *["h2"] * 7]
     assert "prefers-color-scheme: dark" in source
     assert 'name="viewport"' in source
 

@@ -36,6 +36,20 @@ def test_example(name: str):
     assert "graphs 1, breaks 0, compiles 1" in ran(name)
 
 
+PATHS = {  # programs that were written from a few pages of docs/
+    "train_and_serve": ("steps", "compiles 1 right True", "served +*-+", "refused: tdc.compile"),
+    "replay": ("episodes 256 lengths 5 to 40", "compiles 1"),
+    "edit_distance": ("edits [3, 3, 2, 0, 5]", "as each pair alone: True", "graphs 1 compiles 1"),
+}
+
+
+@pytest.mark.cases(0, 1)
+@pytest.mark.parametrize("name", PATHS)
+def test_paths_of_a_newcomer(name: str):
+    printed = ran(f"paths/{name}")
+    assert [text for text in PATHS[name] if text not in printed] == []
+
+
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("engine", ["processes", "dask"])
 def test_preprocessing(engine: str):

@@ -3,8 +3,8 @@
 A ```python block runs in the namespace of the blocks before it on its page. A ```text block right behind it is what it
 prints; a `TdcError` that ends the block is printed as `Class: message`.
 `EXPECTTEST_ACCEPT=1 pytest tests/docs/test_readme.py` writes new texts. `<!-- slow -->` before a block marks it slow;
-the blocks behind it do without it. `<!-- slow page -->` marks all blocks of a page, which need each other. Of pages not in
-LANDING such blocks run with all tests only.
+the blocks behind it do without it. `<!-- slow page -->` marks all blocks of a page, which need each other. Such blocks
+of pages that are not in LANDING run with all tests only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tdc.core import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("docs", "docs/start", "docs/coming_from")
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(page for f in FOLDERS for page in sorted((ROOT / f).glob("*.md")))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(p for f in FOLDERS for p in sorted((ROOT / f).glob("*.md")))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 GROWING = (SUPPORT, MIGRATION, ROOT / "CHANGELOG.md", ROOT / "docs" / "exactness.md")  # records, with more in each run
 LONGEST = 165
@@ -38,7 +38,7 @@ CLIENTS = {  # pages that `make test-clients` runs, and what their blocks need
     "vision": ("torchvision",), "frameworks": ("lightning", "accelerate", "torchmetrics"),
     "jaxtyping": ("jaxtyping", "beartype"), "torchrl": ("torchrl", "gymnasium"),
 }  # fmt: skip
-OPTIONAL: dict[str, tuple[str, ...]] = {"arrow": ("pyarrow",), **CLIENTS}
+OPTIONAL: dict[str, tuple[str, ...]] = {"arrow": ("pyarrow",), "viz": ("matplotlib",), **CLIENTS}
 ACCEPT = os.environ.get("EXPECTTEST_ACCEPT") == "1"
 BLOCK = re.compile(
     r"^(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```\n)?", re.M | re.S
