@@ -188,7 +188,7 @@ def is_kept(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of torch's checkpoint for a policy, eagerly and in graphs."""
-    if not callable(policy) and not isinstance(policy, Collection):
+    if not callable(policy) and (isinstance(policy, str) or not isinstance(policy, Collection)):
         hint = "policy=[torch.ops.aten.mm]"
         raise DtypeError(message(OP, "a policy that is a function or operations", describe(policy), hint=hint))
     kept = policy if callable(policy) else frozenset(policy)

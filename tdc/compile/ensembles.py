@@ -19,6 +19,7 @@ from torch import nn
 from tdc.compile.functional import functional_call
 from tdc.compile.vectorize import one_for_each, vmap
 from tdc.core import pytree
+from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict
@@ -68,7 +69,7 @@ def ensemble(
     Source:
         torch's tutorial on model ensembling; `torch.func.stack_module_state`.
     """
-    check_stacked(params)
+    check_stacked(module, params)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         dims = one_for_each("ensemble", in_dims, args)
@@ -113,8 +114,9 @@ def one_by_one(
     return pytree.tree_map(lambda *xs: None if xs[0] is None else torch.stack(xs), *found, is_leaf=is_ragged)
 
 
-def check_stacked(params: Any) -> None:
-    """Refuse params without a batch dim."""
+def check_stacked(module: Any, params: Any) -> None:
+    """Refuse what is not a module, and params without a batch dim."""
+    expect("ensemble", module, nn.Module)
     if not isinstance(params, TensorDict):
         hint = "tdc.ensemble(net, tdc.stack_modules([net, other]))"
         raise DtypeError(message("ensemble", "params as a TensorDict", describe(params), hint=hint))

@@ -22,11 +22,13 @@ from tdc.compile._torch.tracing import at_trace_time, mark_backward
 from tdc.compile.carries import put_back, tensors_in
 from tdc.compile.upstream import traced
 from tdc.core import pytree
-from tdc.core.arguments import expect_function, int_tuple
+from tdc.core.arguments import expect_function, int_tuple, positions_of
 from tdc.core.dynamo import constant, under_transform
-from tdc.core.errors import DtypeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import parts, unravel_key
 from tdc.core.typing import KeyPath
+from tdc.layout.structure import require_same
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import BATCHES, data_of, with_data
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -43,7 +45,10 @@ def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bo
         A function of the same arguments that returns the gradients, or `(gradients, aux)`.
 
     Raises:
-        DtypeError: an argument without floating-point tensors.
+        DtypeError: an argument without floating-point tensors; a result that is no floating-point tensor.
+        ShapeError: a result of more than one number.
+        IndexingError: argnums without an argument, or the same twice.
+        StructureError: no pair where `has_aux` is True.
 
     Compile:
         fullgraph, also under `vmap`.
@@ -87,16 +92,19 @@ def value_and_grad(
 def both_of(op: str, fn: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool) -> Callable[..., Any]:
     """`value_and_grad`, as part of another operation."""
     expect_function(op, fn)
-    chosen = int_tuple(op, argnums)
+    int_tuple(op, argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        chosen = positions_of(op, argnums, len(args))
         taken = [Part(args[i], op, sort=False) for i in chosen]
 
         def inner(values: list[list[Tensor]], rest: list[list[Any]], full: list[Any], named: dict[str, Any]) -> Any:
             full = list(full)
             for i, part, tensors, others in zip(chosen, taken, values, rest, strict=True):
                 full[i] = part.filled(tensors, others)
-            return fn(*full, **named)
+            out = fn(*full, **named)
+            check_loss(op, pair_of(op, out)[0] if has_aux else out)
+            return out
 
         others = [None if i in chosen else x for i, x in enumerate(args)]
         run = by_autograd(inner, has_aux) if begin() else by_transform(inner, has_aux)
@@ -105,6 +113,24 @@ def both_of(op: str, fn: Callable[..., Any], argnums: int | tuple[int, ...], has
         return value, found[0] if isinstance(argnums, int) else tuple(found)
 
     return call
+
+
+def pair_of(op: str, out: Any) -> Any:
+    """A result with aux; a StructureError for anything but two values."""
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise StructureError(message(op, "a pair, as has_aux=True says", describe(out), hint="return result, aux"))
+    return out
+
+
+def check_loss(op: str, loss: Any) -> None:
+    """Refuse a result that is not one floating-point number in a tensor."""
+    if not isinstance(loss, Tensor) or loss.ndim:
+        hint = "return loss.mean() or .sum(); tdc.jacrev and tdc.vjp take results of more numbers"
+        error: Any = ShapeError if isinstance(loss, (Tensor, *BATCHES)) else DtypeError
+        raise error(message(op, "a function that returns one number, a tensor without dims", describe(loss), hint=hint))
+    if not loss.dtype.is_floating_point:
+        hint = "a real loss: x.abs(), or .float() before operations on whole numbers"
+        raise DtypeError(message(op, "a floating-point loss", describe(loss), hint=hint))
 
 
 def by_transform(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
@@ -262,6 +288,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
 
     Raises:
         DtypeError: an argument or a value without floating-point tensors.
+        ShapeError, StructureError: cotangents in another form than the value.
 
     Compile:
         fullgraph where the pullback is called in the same function.
@@ -284,7 +311,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
     value, *aux = put_back(found, form)
 
     def pullback(cotangents: Any) -> tuple[Any, ...]:
-        grads = back(Part(cotangents, "vjp").tensors)
+        grads = back(in_form("vjp", Part(value, "vjp"), cotangents, ("a cotangent", "the result")))
         return tuple([part.gradients(tensors) for part, tensors in zip(parts, grads, strict=True)])
 
     return (value, pullback, *aux)
@@ -301,6 +328,7 @@ def jvp(
 
     Raises:
         DtypeError: an argument, tangent or value without floating-point tensors.
+        ShapeError, StructureError: a tangent in another form than its argument.
 
     Compile:
         fullgraph.
@@ -320,12 +348,44 @@ def jvp(
         got = ", ".join(wrong) or f"{len(primals)} and {len(tangents)}"
         raise StructureError(message("jvp", "as many tangents as primals, in tuples", got, hint="jvp(fn, (x,), (t,))"))
     parts = [Part(x, "jvp") for x in primals]
-    values, directions = tuple([p.tensors for p in parts]), tuple([Part(t, "jvp").tensors for t in tangents])
+    words = "a tangent", "its argument"
+    values = tuple([p.tensors for p in parts])
+    directions = tuple([in_form("jvp", p, t, words) for p, t in zip(parts, tangents, strict=True)])
     run: Any = torch.func.jvp
     form: list[Any] = []
     _, out, found = run(on_tensors(fn, parts, has_aux, "jvp", form), values, directions, has_aux=True)
     value, *aux = put_back(found, form)
     return (value, Part(value, "jvp").gradients(out), *aux)
+
+
+def in_form(op: str, part: Part, given: Any, words: tuple[str, str]) -> list[Tensor]:
+    """Tensors of a tangent or cotangent; refuse one that has another form than what it belongs to."""
+    tensors = Part(given, op).tensors
+    want, got = [[x for x in pytree.tree_leaves(y, is_leaf=is_batch) if differentiable(x)] for y in (part.arg, given)]
+    expected = f"{words[0]} in the form of {words[1]}"
+    if len(want) != len(got) or keys_in(part.arg) != keys_in(given):
+        counted = f"{describe(given)} of {len(got)} tensors for {describe(part.arg)} of {len(want)}"
+        raise StructureError(message(op, expected, counted, hint="torch.ones_like(x) has the form of x"))
+    for x, y in zip(want, got, strict=True):
+        if is_batch(x) == is_batch(y) and data_of(x).ndim == data_of(y).ndim:
+            if isinstance(x, NestedTensor) and isinstance(y, NestedTensor):
+                require_same(x.structure, y.structure, op)
+            if static_sizes(x) == static_sizes(y):
+                continue
+        wrong = f"{describe(y)} for {describe(x)}"
+        raise ShapeError(message(op, expected, wrong, hint="torch.ones_like(x) has the form of x"))
+    return tensors
+
+
+def keys_in(x: Any) -> list[KeyPath] | None:
+    """Keys of the differentiable leaves of a TensorDict, in pytree order."""
+    return [p for p in ordered(x._leaves) if differentiable(x._leaves[p])] if isinstance(x, TensorDict) else None
+
+
+def static_sizes(x: Any) -> list[int]:
+    """Sizes of the tensor that holds a leaf, without the packed one."""
+    sizes, packed = data_of(x).shape, x.structure.packed_dim if isinstance(x, NestedTensor) else -1
+    return [n for i, n in enumerate(sizes) if i != packed]
 
 
 def on_tensors(
@@ -335,7 +395,7 @@ def on_tensors(
 
     def inner(*values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         out = fn(*[part.filled(tensors, part.others) for part, tensors in zip(parts, values, strict=True)])
-        value, aux = out if has_aux else (out, None)
+        value, aux = pair_of(op, out) if has_aux else (out, None)
         return Part(value, op).tensors, tensors_in((value, aux) if has_aux else (value,), form)
 
     return inner

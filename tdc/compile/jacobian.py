@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from tdc.compile.carries import is_container, put_back, tensors_in
-from tdc.compile.gradients import Part, by_path, differentiable
+from tdc.compile.gradients import Part, by_path, differentiable, pair_of
+from tdc.compile.vectorize import check_options
 from tdc.core import pytree
-from tdc.core.arguments import expect_function, int_tuple
+from tdc.core.arguments import expect_function, int_tuple, positions_of
 from tdc.core.dynamo import has_forward_mode
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -70,6 +71,7 @@ def jacrev(
     Source:
         `torch.func.jacrev`.
     """
+    check_options("jacrev", chunk_size=chunk_size)
     return jacobian("jacrev", partial(torch.func.jacrev, has_aux=True, chunk_size=chunk_size), fn, argnums, has_aux)
 
 
@@ -85,6 +87,7 @@ def jacfwd(
     Source:
         `torch.func.jacfwd`.
     """
+    check_options("jacfwd", randomness)
     return jacobian("jacfwd", partial(torch.func.jacfwd, has_aux=True, randomness=randomness), fn, argnums, has_aux)
 
 
@@ -111,11 +114,12 @@ def jacobian(
 ) -> Callable[..., Any]:
     """`transform` of a function of lists of tensors, put together as result and arguments are."""
     expect_function(op, fn)
-    chosen = int_tuple(op, argnums)
+    int_tuple(op, argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if op != "jacrev":
             has_forward_mode()
+        chosen = positions_of(op, argnums, len(args))
         parts = [Part(args[i], op) for i in chosen]
         form: list[Any] = []
 
@@ -124,6 +128,7 @@ def jacobian(
             for i, part, tensors in zip(chosen, parts, values, strict=True):
                 full[i] = part.filled(tensors, part.others)
             out = fn(*full, **kwargs)
+            out = pair_of(op, out) if has_aux else out
             leaves = pytree.tree_leaves(out[0] if has_aux else out, is_leaf=is_ragged)
             found = [data_of(x) for x in leaves if differentiable(x)]
             if not found:

@@ -58,7 +58,7 @@ from tdc.compile.train_state import (
 )
 from tdc.compile.trained import Evaluation, load_into
 from tdc.compile.vectorize import vmap
-from tdc.core.arguments import expect_function
+from tdc.core.arguments import expect, expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import MISSING
@@ -123,7 +123,7 @@ def train_step(
     net, fn, optimizer = (None, net, loss) if optimizer is None else (net, loss, optimizer)
     found = loss_of(net, fn, buffers)
     check_optimizer(optimizer, average, process_group)
-    check_settings(accumulate, dtype, options, process_group, net)
+    check_settings(accumulate, dtype, options, process_group, net, compile)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
     how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
     run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average, process_group)
@@ -439,9 +439,10 @@ def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None
     return names
 
 
-def check_settings(accumulate: Any, dtype: Any, options: Any, group: Any, net: Any) -> None:
+def check_settings(accumulate: Any, dtype: Any, options: Any, group: Any, net: Any, compile: Any) -> None:
     """Refuse invalid settings, and an option without effect in a graph of both passes."""
     check_group(group, net)
+    expect(OP, compile, bool, of=" for compile")
     if BUDGET in (options or {}):
         hint = "checkpoint_blocks(net, kind, policy=[torch.ops.aten.addmm]) says what is kept"
         raise UnsupportedError(message(OP, "options that act on one graph of both passes", BUDGET, hint=hint))

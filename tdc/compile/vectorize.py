@@ -20,8 +20,19 @@ from torch import Tensor
 from tdc.compile.any_size import AnySize
 from tdc.compile.carries import is_container, put_back, tensors_in
 from tdc.core import pytree
-from tdc.core.arguments import expect_function, normal_dim
-from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc.core.arguments import expect_at_least, expect_function, normal_dim
+from tdc.core.dynamo import trace_as
+from tdc.core.errors import (
+    CallError,
+    DtypeError,
+    ShapeError,
+    StructureError,
+    TdcError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+)
 from tdc.core.keys import as_path, missing_key
 from tdc.core.typing import MISSING
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -51,8 +62,9 @@ def vmap(
         A function of the same arguments. A result that is None stays None.
 
     Raises:
-        ShapeError: a ragged or missing dim, or the batch dim of ragged rows.
-        DtypeError: a result that is neither a tensor, nor a container, nor None.
+        ShapeError: a ragged or missing dim, the batch dim of ragged rows, or mapped dims of different sizes.
+        DtypeError: an argument or a result that is neither a tensor nor a container; a result may be None.
+        UnsupportedError, CallError: a function with `if` on tensors, `.item()` or random numbers; what torch refused.
 
     Compile:
         fullgraph; nests with itself and with `grad`.
@@ -67,12 +79,14 @@ def vmap(
         `torch.vmap`; RFC torch.dict.TensorDict, "Functorch compatibility".
     """
     expect_function("vmap", fn)
+    check_options("vmap", randomness, chunk_size)
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         given = one_for_each("vmap", in_dims, args)
         flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=is_ragged)
         dims = [d for arg, dim in zip((*args, kwargs), (*given, 0), strict=True) for d in dims_of(arg, dim)]
         pairs = [for_torch(x, d) for x, d in zip(flat, dims, strict=True)]
+        check_mapped(flat, dims)
 
         at = first(out_dims)
         form: list[Any] = []
@@ -84,7 +98,7 @@ def vmap(
             return out if at != 0 else mapped_tensors(out, form)  # what is not mapped may be anything
 
         run = torch.vmap(inner, tuple([d for _, d in pairs]), at, randomness, chunk_size=chunk_size)
-        out = run(*[x for x, _ in pairs])
+        out = in_words(run, [x for x, _ in pairs])
         return results_at(put_back(out, form) if at == 0 else out, out_dims)
 
     return mapped
@@ -151,8 +165,13 @@ def dims_in(td: TensorDict, dim: Any) -> list[Any]:
 
 def for_torch(x: Any, dim: int | None) -> tuple[Any, Any]:
     """Argument for `torch.vmap`, and its in_dims: of a ragged batch the mapped dim is last, its structure shared."""
-    if dim is None or not is_ragged(x):
+    if dim is None:
         return x, dim
+    if isinstance(x, Tensor):
+        return x, normal_dim(dim, x.ndim, "vmap")
+    if not isinstance(x, (NestedTensor, MaskedBatch)):
+        hint = "None in in_dims for an argument that is not mapped"
+        raise DtypeError(message("vmap", "tensors and containers to map", describe(x), hint=hint))
     d = normal_dim(dim, x.ndim, "vmap")
     ragged = x.ragged_dims
     if d in ragged or d == x._batch_dim:
@@ -162,6 +181,60 @@ def for_torch(x: Any, dim: int | None) -> tuple[Any, Any]:
     moved = with_static(x, data_of(x).movedim(axis_of("vmap", x, d), -1), d, -1)
     leaves, spec = pytree.tree_flatten(moved)
     return moved, pytree.tree_unflatten([-1, *[None] * (len(leaves) - 1)], spec)
+
+
+def check_mapped(leaves: list[Any], dims: list[Any]) -> None:
+    """Refuse arguments of which nothing is mapped, or whose mapped dims differ in size."""
+    mapped = [(x, d) for x, d in zip(leaves, dims, strict=True) if d is not None]
+    if not mapped:
+        raise ShapeError(message("vmap", "an argument to map", "none", hint="an int in in_dims; fn(x) maps nothing"))
+    first_size = mapped[0][0].shape[mapped[0][1]]
+    if any([x.shape[d] != first_size for x, d in mapped]):
+        wrong = [f"dim {d}: {describe(x)}" for x, d in mapped]
+        hint = "None in in_dims for an argument that is not mapped"
+        raise ShapeError(message("vmap", "mapped dims of one size", "different sizes", wrong, hint))
+
+
+def check_options(op: str, randomness: Any = "error", chunk_size: int | None = None) -> None:
+    """Refuse another way to draw random numbers than the three of torch, and chunks of less than one."""
+    if not isinstance(randomness, str) or randomness not in ("error", "different", "same"):
+        got = f"{randomness!r}" if isinstance(randomness, str) else describe(randomness)
+        expected, hint = "randomness 'error', 'different' or 'same'", "randomness='different'"
+        raise StructureError(message(op, expected, got, hint=hint))
+    if chunk_size is not None:
+        expect_at_least(op, 1, "chunk_size", chunk_size)
+
+
+BY_EXAMPLE = "tdc.batch(fn) runs `if`, `while` and numbers of tensors for each example; torch.where chooses values"
+REFUSED = {  # what torch.vmap says: what to say, and the hint
+    "data-dependent control flow": ("a function without `if` or `while` on tensors", BY_EXAMPLE),
+    ".item()": ("a function without .item(), float() or int() of tensors", BY_EXAMPLE),
+    "dynamic shape": ("results of one size for all", "torch.where or a mask; tdc.batch(fn) where sizes vary"),
+    "random operation": ("randomness='different' or 'same' for random numbers", "tdc.vmap(fn, randomness='different')"),
+    "when out_dim is None": ("out_dims=None for results that nothing mapped goes into", "out_dims=0"),
+}
+
+
+def in_words(run: Callable[..., Any], args: list[Any]) -> Any:
+    """Call what torch mapped; what it cannot map is refused in our words."""
+    try:
+        return run(*args)
+    except (RuntimeError, ValueError) as error:
+        for said, (expected, hint) in REFUSED.items():
+            if said in f"{error}" and not isinstance(error, TdcError):
+                raise UnsupportedError(message("vmap", expected, "another one", hint=hint)) from error
+        if type(error) is RuntimeError:
+            hint = f"call fn for one example alone; torch, of sizes with the mapped dim: {first_line(error)}"
+            raise CallError(message("vmap", "a function that runs on each example", "an error", hint=hint)) from error
+        raise
+
+
+def in_words_traced(run: Callable[..., Any], args: list[Any]) -> Any:
+    """Replace `in_words` in graphs, where Dynamo says it."""
+    return run(*args)
+
+
+trace_as(in_words, in_words_traced)
 
 
 def results_at(out: Any, out_dims: Any) -> Any:
@@ -203,4 +276,4 @@ def with_mapped_dim(x: Any, dim: int | None) -> Any:
         d = normal_dim(dim, x.data.ndim, "vmap")
         ragged = tuple([r + (d <= r) for r in x.ragged_dims])
         return build_masked(x.data.movedim(0, d), x.lengths[0], ragged, x.batch_dim + (d <= x.batch_dim))
-    return x.movedim(0, dim) if isinstance(x, Tensor) and dim else x
+    return x.movedim(0, normal_dim(dim, x.ndim, "vmap")) if isinstance(x, Tensor) and dim != 0 else x

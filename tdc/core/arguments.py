@@ -11,8 +11,17 @@ from typing import Any
 
 import torch
 
-from tdc.core.dynamo import is_symbol, skipped_in_graphs, trace_as
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
+from tdc.core.dynamo import constant, is_symbol, skipped_in_graphs, trace_as
+from tdc.core.errors import (
+    DtypeError,
+    IndexingError,
+    KeyPathError,
+    ShapeError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+)
 from tdc.core.typing import OpName
 
 ARGUMENTS = ("batch_size", "batch_shape", "batch_dims")
@@ -25,8 +34,10 @@ MADE = {
     "MaskedBatch": "tdc.from_padded(data, lengths=lengths) makes one",
     "Tensor": "torch.as_tensor(x) makes one",
     "Mapping": "pass a dict",
+    "Module": "an nn.Module, such as nn.Linear(2, 1)",
     "type": "pass the class itself",
     "bool": "True or False",
+    "dtype": "a dtype, e.g. torch.float32",
 }
 
 
@@ -105,21 +116,94 @@ def shown_traced(n: int) -> str:
 trace_as(shown, shown_traced)
 
 
-def refuse_device(*given: Any) -> None:
-    """Refuse what is not a device among the arguments of a `to` that failed, and CUDA where there is none."""
-    devices = [as_device("to", x) for x in given if isinstance(x, (str, torch.device))]
-    if any([device.type == "cuda" for device in devices]) and not torch.cuda.is_available():
+def refuse_to(*given: Any, **named: Any) -> None:
+    """Refuse what is neither a device nor a dtype among the arguments of a `to` that failed, and CUDA where there is
+    none."""
+    dtype = named.get("dtype")
+    if dtype is not None:
+        expect("to", dtype, torch.dtype, of=" for dtype")
+    for x in (*given, named.get("device")):
+        if isinstance(x, str) and isinstance(getattr(torch, x, None), torch.dtype):
+            raise DtypeError(message("to", "a dtype", f"{x!r}", hint=f"torch.{x}")) from None
+        if x is not None and not hasattr(x, "dtype") and not isinstance(x, (bool, torch.dtype, torch.memory_format)):
+            refuse_absent("to", as_device("to", x))
+
+
+def expect_devices(*given: Any) -> None:
+    """Leave the arguments of a `to` to torch, whose error `refuse_to` explains."""
+
+
+def expect_devices_traced(*given: Any) -> None:
+    """Replace `expect_devices` in graphs, which catch no error of torch."""
+    for x in given:
+        if isinstance(x, str):
+            as_device("to", x)
+
+
+trace_as(expect_devices, expect_devices_traced)
+
+
+def refuse_absent(op: OpName, device: torch.device) -> None:
+    """Refuse a CUDA device on a machine without one."""
+    if device.type == "cuda" and not torch.cuda.is_available():
         hint = "x.to('cuda' if torch.cuda.is_available() else 'cpu')"
-        raise UnsupportedError(message("to", "a CUDA device", "a machine without", hint=hint)) from None
+        raise UnsupportedError(message(op, "a CUDA device", "a machine without", hint=hint)) from None
 
 
 def as_device(op: OpName, device: Any) -> torch.device:
-    """A device by its name; a DtypeError for another one."""
+    """A device by its name or number; a DtypeError for another one."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError):
         got = f"{device!r}" if isinstance(device, str) else describe(device)
         raise DtypeError(message(op, "a device", got, hint="'cpu', 'cuda' or 'cuda:0'")) from None
+
+
+def as_own_device(op: OpName, device: Any) -> torch.device | None:
+    """A device on which tensors can be made, None for None; an UnsupportedError for one that the machine lacks."""
+    if device is None:
+        return None
+    found = as_device(op, device)
+    try:
+        torch.empty(0, device=found)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        got, hint = f"device={str(found)!r}", f"leave device out; torch: {first_line(error)[:100]}"
+        raise UnsupportedError(message(op, "a device that is there", got, hint=hint)) from None
+    return found
+
+
+@constant
+def names_device(name: str) -> bool:
+    """True if torch knows a device of that name."""
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+def as_device_traced(op: OpName, device: Any) -> torch.device | None:
+    """Replace `as_device` in graphs, where a device is a constant."""
+    if isinstance(device, str) and not names_device(device):
+        raise DtypeError(message(op, "a device", f"{device!r}", hint="'cpu', 'cuda' or 'cuda:0'"))
+    return None if device is None else torch.device(device)
+
+
+trace_as(as_device, as_device_traced)
+trace_as(as_own_device, as_device_traced)
+
+
+def positions_of(op: OpName, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Positions of arguments, counted from the front; an IndexingError where there is none, or one is named twice."""
+    given = int_tuple(op, argnums)
+    found = tuple([i + count if i < 0 else i for i in given])
+    if any([not 0 <= i < count for i in found]):
+        got, hint = f"argnums={argnums} of {count}", "arguments by keyword are not counted"
+        raise IndexingError(message(op, "argnums of positional arguments", got, hint=hint))
+    if not found or len(set(found)) < len(found):
+        got = f"argnums={argnums}"
+        raise IndexingError(message(op, "each argument once in argnums, at least one", got, hint="argnums=(0, 1)"))
+    return found
 
 
 def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str = LISTED) -> list[Any]:

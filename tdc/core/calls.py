@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import as_device, refuse_absent
 from tdc.core.dynamo import constant
 from tdc.core.errors import (
     CallError,
@@ -172,6 +173,8 @@ def refuse_call(op: Op, spelled: Op, error: Exception, args: tuple[Any, ...], kw
             check(op, *args, **kwargs)
         except TdcError as wrong:
             raise wrong from None  # of torch's; a check is traced, too, where Dynamo (2.11) knows no `from`
+    if isinstance(error, AssertionError) and kwargs.get("device") is not None:
+        refuse_absent(spelled, as_device(spelled, kwargs["device"]))
     ours = PLAIN.get(type(error))
     if ours is not None:
         given = ", ".join([describe(x) for x in (*args, *kwargs.values())])

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect
+from tdc.core.arguments import as_own_device, expect
 from tdc.core.errors import (
     DtypeError,
     KeyPathError,
@@ -192,7 +192,7 @@ def loader(
     check_progress(OP, progress)
     if pin_memory:
         check_pinning(td)
-    return Loader(td, sampler, ahead, pin_memory, None if device is None else as_device(device), progress)
+    return Loader(td, sampler, ahead, pin_memory, as_own_device(OP, device), progress)
 
 
 class Loader:
@@ -341,21 +341,3 @@ def check_pinning(td: TensorDict) -> None:
     wrong = {name: describe(x) for name, x in leaves.items() if (getattr(x, "device", None) or host).type != "cpu"}
     hint = "leave pin_memory out, or td.cpu() first"
     refuse_wrong(UnsupportedError, OP, "leaves on the host to pin", wrong, "on a device", hint)
-
-
-def as_device(device: Any) -> torch.device:
-    """A device, from its name too, where tensors can be made."""
-    try:
-        found = torch.device(device)
-    except (TypeError, RuntimeError) as error:
-        raise DtypeError(
-            message(OP, "a device", describe(device), hint=f"device='cuda'; torch: {first_line(error)[:100]}")
-        ) from None
-    try:
-        torch.empty(0, device=found)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        expected, got = "a device that is there", f"device={str(found)!r}"
-        raise UnsupportedError(
-            message(OP, expected, got, hint=f"leave device out; torch: {first_line(error)[:100]}")
-        ) from None
-    return found

@@ -115,6 +115,7 @@ def as_tensordict(obj: Any, batch_size: Any = None, *, batch_dims: int | None = 
         raise DtypeError(message("as_tensordict", "a mapping or a record", describe(obj), hint=hint))
     source = obj if is_tensordict(obj) else entries(obj)
     if batch_dims is not None:
+        expect_number("as_tensordict", batch_dims, whole=True)
         source = TensorDict(source, (), device=device)
         size = shared_size(source, batch_dims)
     elif batch_size is None:  # mappings and records have none of their own

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import as_device, as_own_device
 from tdc.core.errors import (
     DtypeError,
     ShapeError,
@@ -104,7 +105,7 @@ class Spec(Frozen):
 
     def with_device(self, device: Any) -> Spec:
         """The same entries, all on one device; None for any."""
-        target = None if device is None else torch.device(device)
+        target = None if device is None else as_device("with_device", device)
         return Spec(self._batch_size, {p: e._replace(device=target) for p, e in self._leaves.items()}, self._nodes)
 
     def __eq__(self, other: object) -> bool:
@@ -172,7 +173,7 @@ def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None,
     wrong = {show(p): e.kind for p, e in form._leaves.items() if e.kind not in MAKERS}
     hint = "td.exclude(key) before tdc.interop.spec, and set the key afterwards"
     refuse_wrong(UnsupportedError, "interop.zeros", "leaves that can be filled with zeros", wrong, "others", hint)
-    target = None if device is None else torch.device(device)
+    target = as_own_device("interop.zeros", device)
     leaves: Leaves = {}
     for path, entry in form._leaves.items():
         leaves[path] = MAKERS[entry.kind](entry, (*size, *entry.shape), entry.device if target is None else target)

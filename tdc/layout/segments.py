@@ -28,7 +28,7 @@ from tdc.core.dynamo import (
     readable,
     stamp,
 )
-from tdc.core.errors import ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.operators import new_size, only_results, operator, refuse_mapped
 from tdc.layout.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
 
@@ -45,6 +45,8 @@ def offsets_of(lengths: Tensor) -> Tensor:
     expect("offsets_of", lengths, Tensor)
     if lengths.ndim != 1:
         raise ShapeError(message("offsets_of", "lengths (B,)", describe(lengths), hint="lengths.flatten()"))
+    if lengths.is_floating_point():
+        raise DtypeError(message("offsets_of", "whole lengths", describe(lengths), hint="lengths.long()"))
     whole = lengths.to(torch.int64)
     if certain(whole.shape[0] != 0):
         return counted(F.pad(whole.cumsum(0), (1, 0)))

@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect, expect_at_least
+from tdc.core.arguments import as_own_device, expect, expect_at_least
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, describe, message, show_sizes
 from tdc.kernels.attention.cached import cached_rows
@@ -76,6 +76,9 @@ class KVCache(TensorClass):
         op, sizes = "KVCache.allocate", [head_dim, head_dim if value_dim is None else value_dim]
         for name, n in {"batch_size": batch_size, "capacity": capacity, "heads": heads, "head_dim": min(sizes)}.items():
             expect_at_least(op, 1, name, n)
+        if dtype is not None:
+            expect(op, dtype, torch.dtype, of=" for dtype")
+        device = as_own_device(op, device)
         made = [torch.zeros(batch_size, heads, capacity, size, dtype=dtype, device=device) for size in sizes]
         length = torch.zeros(batch_size, dtype=torch.int64, device=made[0].device)
         key, value = (x.transpose(1, 2) if x.is_cpu else x.transpose(1, 2).contiguous() for x in made)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile.train_state import Scaling, first_scale, next_scale
-from tdc.core.arguments import expect, expect_at_least
+from tdc.core.arguments import as_own_device, expect, expect_at_least
 from tdc.core.errors import StructureError, message
 from tdc.optim.base import wide
 from tdc.optim.checks import check_keys, check_numbers, check_td, trainable
@@ -70,7 +70,7 @@ class LossScale:
 
     def init(self, batch_size: tuple[int, ...] = (), device: torch.device | str | None = None) -> TensorDict:
         """The first state: `"scale"`, and `"growth_tracker"`, the number of steps in a row with finite gradients."""
-        return first_scale(as_size(batch_size), device, self.numbers)
+        return first_scale(as_size(batch_size), as_own_device(OP, device), self.numbers)
 
     def scale(self, state: TensorDict, loss: Tensor) -> Tensor:
         """A loss times the scale, in float32 at least: the scale may be larger than float16 allows."""

@@ -61,7 +61,7 @@ def as_rows(index: Entry, count: int, device: Any) -> Entry:
 
 def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor | None:
     """Whole numbers or a mask as a tensor; None where it is neither."""
-    if isinstance(index, (bool, Container)):
+    if isinstance(index, (bool, str, Container)):
         return None
     given: Any = index
     try:

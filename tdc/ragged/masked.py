@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import int_tuple, normal_dim, refuse_device
+from tdc.core.arguments import expect_devices, int_tuple, normal_dim, refuse_to
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import certain, has_numbers, hold, known, mark_dynamic
@@ -199,10 +199,11 @@ class MaskedBatch(Operations):
 
     def to(self, *args: Any, **kwargs: Any) -> MaskedBatch:
         """`Tensor.to` for the data; the lengths follow to the device."""
+        expect_devices(*args, *kwargs.values())
         try:
             data, lengths = self.data.to(*args, **kwargs), self.lengths
-        except (AssertionError, RuntimeError):
-            refuse_device(*args, *kwargs.values())
+        except (AssertionError, RuntimeError, TypeError):
+            refuse_to(*args, **kwargs)
             raise
         moves = data.device != lengths.device
         lengths = lengths.to(data.device) if moves else lengths

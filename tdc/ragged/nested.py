@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_number, int_tuple, normal_dim, refuse_device
+from tdc.core.arguments import expect_devices, expect_number, int_tuple, normal_dim, refuse_to
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
@@ -244,10 +244,11 @@ class NestedTensor(Operations):
 
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
         """`Tensor.to` for the values; the structure follows to the device. A memory format is that of an example."""
+        expect_devices(*args, *kwargs.values())
         try:
             values = of_examples(Tensor.to)(self.values, *args, **kwargs)
-        except (AssertionError, RuntimeError):
-            refuse_device(*args, *kwargs.values())
+        except (AssertionError, RuntimeError, TypeError):
+            refuse_to(*args, **kwargs)
             raise
         s = self.structure
         if values.device == s.offsets.device:

@@ -12,7 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import int_tuple
+from tdc.core.arguments import as_own_device, expect, int_tuple
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.typing import Dims
 from tdc.layout.segments import sizes_on_host, structure_of_sizes
@@ -45,6 +45,9 @@ def from_list(
         (torch.Size([3, -1]), tensor([1, 2, 3]), [[1, 2], [], [3]])
     """
     check_rows("from_list", rows, (list, tuple))
+    if dtype is not None:
+        expect("from_list", dtype, torch.dtype, of=" for dtype")
+    device = as_own_device("from_list", device)
     found = [row_of("from_list", row, i, dtype, device) for i, row in enumerate(rows)]
     full = [row for row in found if row.numel()] or found
     common = dtype or reduce(torch.promote_types, [row.dtype for row in full])
@@ -79,6 +82,7 @@ def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> Nest
     if wrong:
         hint = "tdc.from_list(rows) for nested lists"
         raise DtypeError(message("from_numpy", "numpy arrays", f"{len(wrong)} rows that are none", wrong, hint))
+    device = as_own_device("from_numpy", device)
     return pack([row_of("from_numpy", row, i, None, device) for i, row in enumerate(arrays)], ragged_dim=ragged_dim)
 
 

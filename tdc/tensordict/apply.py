@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_function
+from tdc.core.arguments import as_device, expect_function
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, describe, message
 from tdc.core.typing import MISSING, KeyPath
@@ -55,7 +55,7 @@ def applied(
         if [v for v in leaves.values() if not isinstance(v, (Tensor, Container)) or isinstance(v, Keyed)]:
             leaves, nodes = put_entries(td, leaves, size)
     check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
-    return leaves, nodes, size, torch.device(device) if device is not None else td._device
+    return leaves, nodes, size, as_device("apply", device) if device is not None else td._device
 
 
 def on_leaves(td: Any, fn: Callable[..., Any], others: tuple[Any, ...], with_path: bool) -> Leaves:

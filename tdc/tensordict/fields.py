@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.annotations import hints, meant
+from tdc.core.arguments import as_own_device
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, KeyPathError, StructureError, message, refuse_wrong
 from tdc.core.typing import MISSING
@@ -256,7 +257,7 @@ def store(self: Any, given: dict[str, Any], size: torch.Size, device: Any) -> No
     Raises:
         KeyPathError: a field without a default that is not given, as by the constructor of a base.
     """
-    target = None if device is None else torch.device(device)
+    target = as_own_device(type(self).__name__, device)
     leaves: Leaves = {}
     nodes: Nodes = dict(self._typed)
     for f in self._fields.values():

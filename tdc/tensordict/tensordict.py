@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import check_entries, expect_function, refuse_device
+from tdc.core.arguments import as_device, as_own_device, check_entries, expect_devices, expect_function, refuse_to
 from tdc.core.container import error_of
 from tdc.core.dtypes import in_numpy
 from tdc.core.dynamo import trace_as
@@ -97,7 +97,8 @@ class TensorDict(Methods, Operations):
     Raises:
         ShapeError: leaves that do not begin with the batch size; every one is named.
         KeyPathError: a key that is no NestedKey; a keyword that is a setting, or sizes and nearly `batch_size`.
-        DtypeError: a value that is no tensor and cannot become one.
+        DtypeError: a value that is no tensor and cannot become one; a device that torch does not know.
+        UnsupportedError: a device that this machine lacks.
 
     Compile:
         Costs nothing over a plain dict in a compiled call. Reading one key does not look at the others.
@@ -126,7 +127,7 @@ class TensorDict(Methods, Operations):
         **entries: Any,
     ) -> None:  # fmt: skip
         size = as_size(batch_size)
-        target = None if device is None else torch.device(device)
+        target = as_own_device("TensorDict", device)
         leaves: Leaves = {}
         nodes: Nodes = {}
         if source is not None:
@@ -259,15 +260,16 @@ class TensorDict(Methods, Operations):
         given = [a.device if isinstance(a, Tensor) else a for a in (*args, kwargs.get("device"), kwargs.get("other"))]
         devices = [a for a in given if isinstance(a, (str, torch.device)) or type(a) is int]
         chosen = self._leaves if where is None else {p: v for p, v in self._leaves.items() if where(unwrap(v))}
+        expect_devices(*given)
         try:
             leaves = {p: v.to(*args, **kwargs) if p in chosen else v for p, v in self._leaves.items()}
-        except (AssertionError, RuntimeError):
-            refuse_device(*devices)
+        except (AssertionError, RuntimeError, TypeError):
+            refuse_to(*args, **kwargs)
             raise
         if self._size:
             mark_examples(leaves)
         all_moved = len(chosen) == len(leaves)
-        device = self._device if not devices else torch.device(devices[0]) if all_moved else None
+        device = self._device if not devices else as_device("to", devices[0]) if all_moved else None
         return build_td(leaves, self._nodes, self._size, device)
 
     def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> TensorDict:
@@ -295,7 +297,9 @@ class TensorDict(Methods, Operations):
 
     def with_device(self, device: Any) -> TensorDict:
         """With leaves on `device` from here on; None lets them stay anywhere."""
-        return build_td(self._leaves, self._nodes, self._size) if device is None else self.to(torch.device(device))
+        if device is None:
+            return build_td(self._leaves, self._nodes, self._size)
+        return self.to(as_device("with_device", device))
 
     def mutate(self) -> Builder:
         """A builder, for a loop that sets many keys: `m[key] = value`, `del m[key]`, then `m.finish()`."""

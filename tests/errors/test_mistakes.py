@@ -1,4 +1,4 @@
-"""Four hundred mistakes, by section: each is refused in words, in three lines and one for each wrong leaf.
+"""Eight hundred mistakes, by section: each is refused in words, in three lines and one for each wrong leaf.
 
 A line is a program whose names are those of `names`. Python's own errors (an unknown keyword, a missing argument) and
 those of torch's parser, which no container meets, are left out.
@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mistakes import MISTAKES
+from mistakes_graphs import IN_GRAPHS
+from mistakes_more import MORE
 from torch import nn
 
 import tdc
@@ -54,11 +56,36 @@ def answer(line: str) -> str:
     return f"{line}: no error"
 
 
-@pytest.mark.parametrize("section", MISTAKES)
+def answer_in_a_graph(line: str) -> str:
+    """The same for a program that calls `run`: the text of the library is in the error of Dynamo, which has a class of
+    its own."""
+
+    def run(fn: Any, *args: Any) -> Any:
+        torch._dynamo.reset()
+        return torch.compile(fn, fullgraph=True, backend="eager")(*args)
+
+    try:
+        exec(line, {**names(), "run": run})
+    except Exception as error:
+        said = str(error)
+        found = said[said.find("tdc.") :]
+        return "" if "expected" in found[:200] and "got" in found[:400] else f"{line}: {said[:300]}"
+    return f"{line}: no error"
+
+
+SECTIONS = {**MISTAKES, **MORE}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
 def test_mistakes_are_refused_in_words(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert [said for line in MISTAKES[section].strip().splitlines() if (said := answer(line.strip()))] == []
+    assert [said for line in SECTIONS[section].strip().splitlines() if (said := answer(line.strip()))] == []
 
 
-def test_there_are_four_hundred():
-    assert sum([len(text.strip().splitlines()) for text in MISTAKES.values()]) >= 400
+def test_there_are_eight_hundred():
+    assert sum([len(text.strip().splitlines()) for text in SECTIONS.values()]) >= 800
+
+
+@pytest.mark.slow
+def test_mistakes_in_graphs_are_refused_in_words():
+    assert [said for line in IN_GRAPHS.strip().splitlines() if (said := answer_in_a_graph(line.strip()))] == []

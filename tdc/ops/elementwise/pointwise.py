@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import as_device
 from tdc.core.asserts import require
 from tdc.core.calls import of_torch_nested
 from tdc.core.container import Container
@@ -305,7 +306,7 @@ def to_cuda(x: Any, device: Any = None, non_blocking: bool = False, **_: Any) ->
     """All tensors of a batch on a CUDA device, its structure as well; an UnsupportedError where there is none."""
     if not torch.cuda.is_available():
         raise UnsupportedError(message("cuda", "a CUDA device", "a machine without", hint="x.to(device)"))
-    target = torch.device("cuda" if device is None else device)
+    target = as_device("cuda", "cuda" if device is None else device)
     return x.to(target, non_blocking=non_blocking)
 
 

@@ -9,7 +9,17 @@ from typing import Any
 from torch import Tensor
 
 from tdc.core.entries import NEW_DIM
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc.core.errors import (
+    CallError,
+    DtypeError,
+    ShapeError,
+    StructureError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+    show_sizes,
+)
 from tdc.core.keys import show
 from tdc.ragged.masked import MaskedBatch
 from tdc.tensordict.indexing import Numbers, batch_index, is_number, normal_index, with_numbers
@@ -99,7 +109,11 @@ def write(dst: Any, src: Any, index: Any) -> None:
     elif isinstance(dst, Tensor) and type(index) is Numbers:
         index.write(dst, src)
     elif isinstance(dst, Tensor):
-        dst[() if isinstance(index, NEW_DIM) else index] = src.to(dst.dtype) if isinstance(src, Tensor) else src
+        try:
+            dst[() if isinstance(index, NEW_DIM) else index] = src.to(dst.dtype) if isinstance(src, Tensor) else src
+        except RuntimeError as error:
+            got, hint = f"{describe(src)} into {describe(dst)}", f"torch: {first_line(error)}"
+            raise CallError(message("copy_", "a source that fits", got, hint=hint)) from None
     else:
         got, hint = describe(dst), "pad it with to_padded(), or td.set a new one"
         raise UnsupportedError(message("copy_", "tensors or padded batches of the same kind", got, hint=hint))
