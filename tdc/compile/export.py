@@ -123,7 +123,8 @@ class Exported:
 
     Raises:
         StructureError: arguments other than exported: containers, keys, dtypes, dims, feature sizes, sizes out of
-            bounds or different for one name; every difference is named, and nothing has run.
+            bounds or different for one name, lengths or offsets on the host that no rows have; all are named, and
+            nothing has run.
     """
 
     __slots__ = ("_module", "_package", "_program", "_separate", "_signature")
@@ -136,6 +137,7 @@ class Exported:
         self._module: nn.Module | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._signature.check_structures(args, kwargs)
         leaves = self._signature.flat(args, kwargs)
         if self._package is not None:
             return self._signature.result(self._package.run([x for x in leaves if isinstance(x, Tensor)]))

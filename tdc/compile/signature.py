@@ -26,9 +26,13 @@ from typing import Any
 from torch import Tensor
 
 from tdc.compile.flat import Bounds, Input, Output, Size, from_json, to_json
+from tdc.compile.gradients import is_batch
 from tdc.compile.mismatch import Mismatch, fits, same_layout
 from tdc.core import pytree
+from tdc.core.dynamo import is_on_host
 from tdc.core.errors import FormatError, StructureError, TdcError, message
+from tdc.ragged.storage import data_of
+from tdc.ragged.validate import faults
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,6 +119,20 @@ class Signature:
             found.compare(want, arguments[1][name], name)
         found.compare_names()
         return self._error(found.lines or ["the arguments: another structure"])
+
+    def check_structures(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse ragged batches whose offsets or lengths are broken, by which code would read foreign memory. Those on
+        a device are not read."""
+        positional, keywords = self._bound(args, kwargs)
+        named = dict(zip(self.positional, positional, strict=True)) | keywords
+        wrong: list[str] = []
+        for name, value in named.items():
+            for path, x in pytree.tree_flatten_with_path(value, is_leaf=is_batch)[0]:
+                if is_batch(x) and is_on_host(data_of(x)):
+                    wrong += [f"{name}{pytree.keystr(path)}: {line}" for line in faults(x)]
+        if wrong:
+            hint = "tdc.validate(x) checks a batch; tdc.pack(rows) and tdc.offsets_of(lengths) make valid ones"
+            raise StructureError(message("compile.Exported", "valid ragged batches", "broken ones", wrong, hint))
 
     def _error(self, wrong: list[str]) -> TdcError:
         expected = f"arguments as {self.name} was exported with"

@@ -32,24 +32,30 @@ def validate(x: B) -> B:
         >>> validate(pack([torch.ones(2), torch.ones(3)])).shape
         torch.Size([2, -1])
     """
-    if isinstance(x, NestedTensor):
-        wrong = structure_faults(x.structure, x.values.shape[x.structure.packed_dim])
-        hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
-    elif isinstance(x, TwoLevelTensor):
-        outer, inner = x.structure, x.values.structure
-        wrong = [f"outer {line}" for line in structure_faults(outer, inner.batch_size)]
-        wrong += [f"inner {line}" for line in structure_faults(inner, x.values.values.shape[inner.packed_dim])]
-        hint = "build it with tdc.pack(rows) of NestedTensors, or from offsets = tdc.offsets_of(lengths)"
-    elif isinstance(x, MaskedBatch):
-        wrong = lengths_faults(x)
-        hint = "lengths count the real positions of each row: tdc.from_padded(data, mask=mask)"
-    else:
+    if not isinstance(x, (NestedTensor, TwoLevelTensor, MaskedBatch)):
         hint = "tdc.interop.check(td, spec) for a TensorDict, tdc.pack(tensors) of a list"
         raise DtypeError(message("validate", "a NestedTensor or a MaskedBatch", describe(x), hint=hint))
+    wrong = faults(x)
     if wrong:
         got = f"{len(wrong)} broken rule" + "s" * (len(wrong) > 1)
+        hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
+        if isinstance(x, TwoLevelTensor):
+            hint = "build it with tdc.pack(rows) of NestedTensors, or from offsets = tdc.offsets_of(lengths)"
+        elif isinstance(x, MaskedBatch):
+            hint = "lengths count the real positions of each row: tdc.from_padded(data, mask=mask)"
         raise StructureError(message("validate", "a valid ragged structure", got, wrong, hint))
     return x
+
+
+def faults(x: NestedTensor | MaskedBatch | TwoLevelTensor) -> list[str]:
+    """Faults of a batch, as ready lines; reads its structure on the host."""
+    if isinstance(x, MaskedBatch):
+        return lengths_faults(x)
+    if isinstance(x, TwoLevelTensor):
+        outer, inner = x.structure, x.values.structure
+        found = [f"outer {line}" for line in structure_faults(outer, inner.batch_size)]
+        return found + [f"inner {line}" for line in structure_faults(inner, x.values.values.shape[inner.packed_dim])]
+    return structure_faults(x.structure, x.values.shape[x.structure.packed_dim])
 
 
 def structure_faults(s: Structure, total: int) -> list[str]:

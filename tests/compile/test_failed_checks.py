@@ -71,6 +71,45 @@ def test_the_process_goes_on(way: str, threads: int, tmp_path: Path):
     assert alive == "alive"
 
 
+INDICES = """
+import sys
+import torch, tdc
+import torch.nn.functional as F
+
+def refused(fn, *args):
+    try:
+        fn(*args)
+    except RuntimeError as error:
+        return "tdc.index: expected an index from 0 to" in str(error) or str(error)
+    return "no error"
+
+table, weight = torch.nn.Embedding(50, 16).requires_grad_(False), torch.randn(70_000)
+ids, places = torch.randint(50, (20_000,)), torch.randint(70_000, (50_000,))
+fns = [
+    (lambda i: table(i) * 2, ids), (lambda i: weight[i].sum(), places), (lambda i: weight.gather(0, i) + 1, places),
+    (lambda i: weight[i.int()].exp(), places), (lambda i: torch.zeros(50).index_add(0, i, i.float()), ids),
+    (lambda i: F.cross_entropy(table.weight[:, :10].repeat(400, 1), i % 10 + i // 50), ids),
+    (lambda i: weight[:, None].expand(-1, 4)[i].sum(1), places),
+]
+for fn, given in fns:
+    run = tdc.compile.counted(fn, fullgraph=True)
+    torch.testing.assert_close(run(given), fn(given), rtol=1e-3, atol=1e-3)
+    for wrong in (70_000, 10**12, -(10**12)):
+        print(refused(run, given.clone().index_fill_(0, torch.tensor([0, 7, 19_999]), wrong)))
+    torch.testing.assert_close(run(given), fn(given), rtol=1e-3, atol=1e-3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.cases(0, 2)
+@pytest.mark.parametrize("threads", [2, 8])
+def test_an_index_out_of_range_ends_no_process(threads: int):
+    env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run([sys.executable, "-c", INDICES], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["True"] * 21 + [""]
+
+
 def names(graph: Any) -> list[str]:
     return [str(node.target) for node in graph.nodes]
 

@@ -12,6 +12,7 @@ import torch
 
 from tdc.compile._torch.bodies import MEMORY, ORDER, memory_apart, refuse_reuse
 from tdc.compile._torch.caches import keep_functions
+from tdc.compile._torch.indices import INDICES, raised_behind_loops
 from tdc.compile._torch.kernels import KERNELS, fewer_kernels
 from tdc.compile._torch.patches import with_changes_that_fit
 from tdc.compile._torch.scans import SCANS, counted_down
@@ -20,7 +21,7 @@ from tdc.core.errors import refusing
 from tdc.core.private import find, optional
 
 BUDGET = "activation_memory_budget"
-CHANGES = (KERNELS, SCANS, ORDER, SMALLER, ANY_SIZE, MEMORY)  # to Inductor
+CHANGES = (KERNELS, SCANS, ORDER, INDICES, SMALLER, ANY_SIZE, MEMORY)  # to Inductor
 
 
 def compile_graph(
@@ -63,7 +64,7 @@ def compiled(
 @contextmanager
 def lowering(guards: bool) -> Iterator[None]:
     """A context in which graphs are lowered for all sizes; without `guards` findings about sizes are errors."""
-    with any_size(asks_no_example()), order_of_sizes(guards), memory_apart(), fewer_kernels():
+    with any_size(asks_no_example()), order_of_sizes(guards), memory_apart(), fewer_kernels(), raised_behind_loops():
         yield
 
 
