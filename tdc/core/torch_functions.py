@@ -62,6 +62,7 @@ CALLED_BY: dict[Op, Op] = {  # the function that one of `torch.nn.functional` ca
     if hasattr(F, name)
 }
 checkpoint_operator: Op = torch.ops.higher_order.tag_activation_checkpoint  # what checkpoint is in a graph
+region_operator: Op = torch.ops.higher_order.invoke_subgraph  # what `nested_compile_region` is
 
 
 def overload_of(op: Op) -> Op:

@@ -1,7 +1,8 @@
-"""torch functions that call a function: `torch.utils.checkpoint.checkpoint`.
+"""torch functions that call a function: `torch.utils.checkpoint.checkpoint`, `torch.compiler.nested_compile_region`.
 
 Eagerly it hands containers on as they are. In a graph containers are flattened outside of the operator and built
-again inside (torch 2.11-2.13; torch 2.11 lets only tensors come out).
+again inside (torch 2.11-2.13; torch 2.11 lets only tensors come out). A region of containers is traced in place: one
+of tensors alone is compiled once, but torch takes no closure over a container for it (torch 2.13-2.15).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch.utils.checkpoint
 
 from tdc.core import pytree
 from tdc.core.rules import DISPATCH, IMPLS, KINDS
-from tdc.core.torch_functions import checkpoint_operator
+from tdc.core.torch_functions import checkpoint_operator, region_operator
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -26,6 +27,13 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(inner, *flat, **kwargs)
 
 
+def region(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function marked by `torch.compiler.nested_compile_region` with containers, as Dynamo traces it."""
+    return function(*args, **kwargs)
+
+
 for _kind in KINDS:
+    DISPATCH[_kind][region_operator] = f"{_kind}_region"
+    IMPLS[f"{_kind}_region"] = region
     DISPATCH[_kind][checkpoint_operator] = f"{_kind}_checkpoint"
     IMPLS[f"{_kind}_checkpoint"] = checkpoint
