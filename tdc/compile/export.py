@@ -18,7 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from tdc.compile.symbols import Names, outputs
 from tdc.core import pytree
 from tdc.core.annotations import python_signature
 from tdc.core.arguments import expect_function
-from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, FormatError, MethodError, UnsupportedError, describe, message
 from tdc.core.slow_paths import users_line
 from tdc.core.torch_functions import arguments_by_name, own_name
 
@@ -169,6 +169,21 @@ class Exported:
 
     def __repr__(self) -> str:
         return f"Exported {self._signature!r}"
+
+    def __reduce__(self) -> NoReturn:
+        hint = "exported.save('model.pt2'), then tdc.compile.load('model.pt2')"
+        raise UnsupportedError(message("compile.Exported", "a file of its own", "a pickle or a copy", hint=hint))
+
+    if not TYPE_CHECKING:  # which names it has is known
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse names of torch's classes with the attribute that has them."""
+            theirs = [("program", torch.export.ExportedProgram), ("module", nn.Module)]
+            found = [f"exported.{own}" for own, cls in theirs if name[0] != "_" and hasattr(cls, name)]
+            if not found:
+                raise AttributeError(f"'Exported' object has no attribute {name!r}")
+            hint = f"{' or '.join(found)}, which torch's functions take"
+            raise MethodError(message("compile.Exported", "a method of Exported", f".{name}", hint=hint))
 
     def save(self, path: str | os.PathLike[str], *, format: str = "export", weights: str = "inside") -> Path:
         """Write a `.pt2` file.

@@ -335,7 +335,7 @@ def mapped(child: Any) -> Any:
 
 def child_names(context: tuple[Any, ...]) -> list[str]:
     """Attribute names of the children."""
-    return ["values", "offsets", *(n for n, there in zip(("shapes", "extent"), context[3:], strict=True) if there)]
+    return ["values", "offsets", *[n for n, there in zip(("shapes", "extent"), context[3:], strict=True) if there]]
 
 
 register(NestedTensor, flatten_nested, unflatten_nested, child_names)
