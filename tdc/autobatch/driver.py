@@ -239,7 +239,8 @@ class Writer:
         self.round(node, k, carry, fixed)
         self.names, self.around, self.region, self.total = names, outer, region, total
         even = f", {found!r}" if (found := even_lists(node)) else ""
-        self.line(f"loop{k} = Rounds({k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r}{even})")
+        given = f"{k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r}{even}, line={node.line}"
+        self.line(f"loop{k} = Rounds({given})")
         state = f"{variables(carry)}, {variables(fixed, read)}"
         self.run_loop(node, k, mask, state, variables(carry) if carry else "_")
         self.line(f"if r{k} is not False:")

@@ -23,6 +23,7 @@ from tdc.autobatch.lowered import (
     State,
     apart,
     as_mask,
+    carried,
     chosen,
     count,
     either,
@@ -35,6 +36,7 @@ from tdc.autobatch.lowered import (
     stable,
     tensors_of,
     union,
+    with_carried,
     with_tensors,
 )  # fmt: skip
 from tdc.autobatch.source import OP
@@ -118,6 +120,7 @@ class Rounds:
         fixed: names of values that they only read.
         inner: the numbers of the inner loops.
         even: names of lists that each round makes longer by as many items for all examples.
+        line: of the loop in the file of the function.
     """
 
     number: int
@@ -126,6 +129,7 @@ class Rounds:
     fixed: tuple[str, ...]
     inner: tuple[int, ...]
     even: tuple[str, ...] = ()
+    line: int = 0
 
     def inside(self, keys: Sequence[str], values: Any, fixed: Any, masks: dict[int, Tensor]) -> Inside:
         """The examples of some masks, which wait in inner loops, with the values of a round."""
@@ -244,19 +248,19 @@ def in_graph(loop: Rounds, state: State, fixed: Any, n: int, steps: Steps | None
         bound = waiting.bound(most if longest is None else longest)
         return tuple([k for k in loop.inner if k in waiting.now]), bound, counter, masks, waiting.now, now
 
-    values, (numbers, _, *after), own = stable(outside, keys, [state[4], *state[5]], n)
+    values, (numbers, _, *after), own = stable(outside, keys, [state[4], *state[5]], n, loop.line)
     (leaves, form), end_of_masks = flatten(values), 2 + len(numbers)
 
     def flat(counter: Tensor, masks: Any, inside: dict[int, Tensor], now: list[Any], fits: bool = own) -> list[Tensor]:
         n = masks[0].shape[0]
         there = [as_mask(inside.get(k, False), n, device) for k in numbers]
         now = now if fits else fitted(keys, now, values, n)
-        return [counter, masks[0], *there, *masks[1:], *tensors_of(flatten(now)[0])]
+        return [counter, masks[0], *there, *masks[1:], *carried(flatten(now)[0])]
 
     def body(now: Sequence[Tensor]) -> list[Tensor]:
         inside = {k: now[2 + i] for i, k in enumerate(numbers)}
         rest = now[end_of_masks:]
-        own_values = unflatten(with_tensors(leaves, rest[2:]), form)
+        own_values = unflatten(with_carried(leaves, rest[2:]), form)
         counter, masks, waiting, found = step(now[0], [now[1], *rest[:2]], inside, own_values)
         return flat(counter, masks, waiting.now, found)
 
@@ -264,7 +268,7 @@ def in_graph(loop: Rounds, state: State, fixed: Any, n: int, steps: Steps | None
         return torch.stack([*now[1:end_of_masks]]).any() if numbers else now[1].any()
 
     end = repeat_in_graph(going, body, flat(*first(numbers, values), fits=True), flat(*after))[end_of_masks:]
-    found = unflatten(with_tensors(leaves, end[2:]), form)
+    found = unflatten(with_carried(leaves, end[2:]), form)
     carry = after_loops(loop, state[5], found[1:], None if numbers else steps)
     broke, out = [state[k] if x is masks[j] else x for j, k, x in zip((1, 2), STAYS[1:], end[:2], strict=True)]
     left = without(without(either(state[0], state[1]), broke), out)
@@ -400,19 +404,19 @@ def scanned(loop: Rounds, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple
         now = step(values, first, waiting)
         return (), steps.longest(), bool(waiting.now), now
 
-    values, (_, _, waits, after), own = stable(outside, loop.names, [*carry], n)
+    values, (_, _, waits, after), own = stable(outside, loop.names, [*carry], n, loop.line)
     if waits or loops_made(0) != before:
         return None
     leaves, form = flatten(values)
 
     def combine(flat: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], None]:
-        found = step(unflatten(with_tensors(leaves, flat), form), now)
-        return tensors_of(flatten(found if own else fitted(loop.names, found, values, now[0].shape[0]))[0]), None
+        found = step(unflatten(with_carried(leaves, flat), form), now)
+        return carried(flatten(found if own else fitted(loop.names, found, values, now[0].shape[0]))[0]), None
 
-    start, split_form = split_tree("scan", "the carry", tensors_of(leaves))
-    traced = tensors_of(flatten(after if own else fitted(loop.names, after, values, n))[0]), None
+    start, split_form = split_tree("scan", "the carry", carried(leaves))
+    traced = carried(flatten(after if own else fitted(loop.names, after, values, n))[0]), None
     end, _ = scan_in_graph(combine, traced, Slices("scan", xs, 0), start, split_form)
-    return after_loops(loop, carry, unflatten(with_tensors(leaves, end), form), steps)
+    return after_loops(loop, carry, unflatten(with_carried(leaves, end), form), steps)
 
 
 def after_loops(loop: Rounds, before: Sequence[Any], after: Sequence[Any], steps: Steps | None) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdc.autobatch import blocks
 from tdc.autobatch.lists import in_loop
-from tdc.autobatch.merging import both_plain, by_leaves, choose, combine
+from tdc.autobatch.merging import both_plain, by_leaves, choose, combine, same_lengths
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import (
     NUMBERS,
@@ -43,6 +43,7 @@ from tdc.core.dynamo import known
 from tdc.core.errors import StructureError, message
 from tdc.layout.segments import row_ids
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import data_of, is_ragged, with_data
 
 Mask = Any  # None, False, or a tensor
 End = tuple[Mask, tuple[Any, ...]]
@@ -126,6 +127,33 @@ def with_tensors(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
     for x in leaves:
         if isinstance(x.data if type(x) is Lane else x, Tensor):
             out.append(lane_of(tensors[k], x.number) if type(x) is Lane else tensors[k])
+            k += 1
+        else:
+            out.append(x)
+    return out
+
+
+def carried(leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors of leaves that a loop carries: of a ragged batch its elements; its structure stays outside."""
+    found: list[Tensor] = []
+    for x in leaves:
+        data = x.data if type(x) is Lane else x
+        if isinstance(data, Tensor):
+            found.append(data)
+        elif is_ragged(data):
+            found.append(data_of(data))
+    return found
+
+
+def with_carried(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
+    """Leaves that a loop carries with other tensors."""
+    out: list[Any] = []
+    k = 0
+    for x in leaves:
+        data = x.data if type(x) is Lane else x
+        if isinstance(data, Tensor) or is_ragged(data):
+            new = tensors[k] if isinstance(data, Tensor) else with_data(data, tensors[k])
+            out.append(lane_of(new, x.number) if type(x) is Lane else new)
             k += 1
         else:
             out.append(x)
@@ -317,7 +345,9 @@ def kept(names: Sequence[str], moved: Mask, new: Sequence[Any], old: Sequence[An
     return picked(names, moved, new, old)
 
 
-def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: int) -> tuple[list[Any], Any, bool]:
+def stable(
+    step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: int, line: int
+) -> tuple[list[Any], Any, bool]:
     """Values in a form that a round keeps, the outcome of a round, and True if that is of this form as it is.
 
     Args:
@@ -328,23 +358,38 @@ def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: 
         StructureError: their form changes with each round.
     """
     values, inside = [x if x is UNDEFINED else begun(x, n) for x in values], ()
+    changed: list[str] = []
     before_operator("while_loop")
     for _ in range(ROUNDS):
         found = trace_outside(step, values, inside)
         pairs = zip(keys, values, found[-1], strict=True)
         values = [in_loop(name, before, after, n, found[1]) for name, before, after in pairs]
         now = fitted(keys, values, found[-1], n)
-        same = found[0] == inside
-        own = True
-        for x, y, new in zip(values, now, found[-1], strict=True):
+        changed, own = [], True
+        for name, x, y, new in zip(keys, values, now, found[-1], strict=True):
             alike = type(x) is Lane and x is y  # Dynamo does not compare trees so (torch 2.13)
-            same = same and (x is UNDEFINED or alike or form_of(x) == form_of(y))
+            if not (x is UNDEFINED or alike or known(same_form(x, new if is_packed(new) else y))):
+                changed.append(name)
             own = own and (y is UNDEFINED or (alike and new is not UNDEFINED))
-        if known(same):
+        if found[0] == inside and not changed:
             return now, found, own
         values, inside = now, found[0]
-    got, hint = "one that changes with each round", "keep shapes and dtypes; collect results in a tensor of fixed size"
-    raise StructureError(message(OP, "values of one form in a loop", got, hint=hint))
+    got = f"{', '.join(changed) or 'a value'}, whose lengths, shape or dtype change with each round at line {line}"
+    hint = "tdc.batch(lower='unroll', max_iters=...) runs round by round; or collect results in a tensor of fixed size"
+    raise StructureError(message(OP, "values of one form in a loop of a graph", got, hint=hint))
+
+
+def is_packed(x: Any) -> bool:
+    """True of a leaf that is a ragged batch."""
+    return type(x) is Lane and is_ragged(x.data)
+
+
+def same_form(x: Any, y: Any) -> bool:
+    """True of values that have one form in a loop: dtype and shape of each tensor, lengths of each ragged batch, and
+    other leaves."""
+    if is_packed(x) and is_packed(y):
+        return x.data.dtype is y.data.dtype and same_lengths(x.data, y.data)
+    return form_of(x) == form_of(y)
 
 
 def form_of(tree: Any) -> list[Any]:
@@ -380,7 +425,7 @@ def promoted(x: Any, n: int) -> Any:
 
 def zeros(x: Any) -> Any:
     """Zeros in place of a missing value, which are never read."""
-    return lane_of(torch.zeros_like(x.data), x.number) if is_lane(x) else x
+    return lane_of(torch.zeros_like(x.data), x.number) if type(x) is Lane else x
 
 
 def begun(x: Any, n: int) -> Any:
@@ -390,4 +435,6 @@ def begun(x: Any, n: int) -> Any:
 
 def apart(x: Any) -> Any:
     """A leaf in memory of its own: an operator takes no two tensors that share it."""
+    if is_packed(x):
+        return lane_of(with_data(x.data, copied(data_of(x.data))))
     return lane_of(copied(x.data), x.number) if is_lane(x) else copied(x) if isinstance(x, Tensor) else x

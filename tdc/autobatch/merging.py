@@ -33,6 +33,7 @@ from tdc.autobatch.values import (
     with_number,
 )  # fmt: skip
 from tdc.core.errors import StructureError, message
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import is_ragged
 
 Pick = Callable[[Sequence[Any], Any], Any]  # one tensor, or ragged batch, of several, given their dtype
@@ -70,9 +71,28 @@ def choose(name: str, mine: Tensor, a: Any, b: Any) -> Any:
         return combine(name, leaves, counts, pick, one_batch=True)
 
     def pick(parts: Sequence[Any], dtype: Any) -> Any:
+        if is_ragged(parts[0]) and not same_lengths(*parts):
+            return chosen_rows(mine, *parts)
         return torch.where(like(mine, parts[0]), *cast(parts, dtype))
 
     return by_leaves(name, [a, b], [mine.shape[0]] * 2, leaf)
+
+
+def same_lengths(x: Any, y: Any) -> bool:
+    """True if two ragged batches share one structure, by identity, and the sizes of other dims."""
+    if type(x) is not type(y) or x.ndim != y.ndim:
+        return False
+    if not isinstance(x, NestedTensor):
+        return x.lengths is y.lengths and x.data.shape == y.data.shape
+    dim = x.structure.packed_dim
+    static = [(a, b) for i, (a, b) in enumerate(zip(x.values.shape, y.values.shape, strict=True)) if i != dim]
+    return x.structure is y.structure and all([a == b for a, b in static])
+
+
+def chosen_rows(mine: Tensor, a: Any, b: Any) -> Any:
+    """Rows of one ragged batch where a mask is true, else those of another, which have lengths of their own."""
+    rows = torch.arange(mine.shape[0], device=mine.device)
+    return torch.cat([a, b])[torch.where(mine, rows, rows + mine.shape[0])]
 
 
 def both_plain(a: Any, b: Any) -> bool:
