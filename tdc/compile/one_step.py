@@ -20,10 +20,20 @@ from torch import Tensor
 
 from tdc.compile import train_state
 from tdc.compile.gradients import loss_and_gradients
-from tdc.compile.loss import Functional, OfModule, read_result
-from tdc.compile.micro_batches import Gradients, first_size, leaves_of, mean_over_parts, mean_over_ranks, summed
+from tdc.compile.loss import Functional, OfModule, not_zero, read_result
+from tdc.compile.micro_batches import (
+    Gradients,
+    check_rows,
+    first_size,
+    leaves_of,
+    mean_of,
+    sum_over_parts,
+    weighted,
+)
+from tdc.compile.ranks import all_summed, sum_over_ranks, summed
 from tdc.compile.train_metrics import global_norm, metrics_of, rate_of
 from tdc.compile.train_state import advanced, chosen, next_scale, next_state, unscaled
+from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
 from tdc.ragged.storage import data_of, is_ragged
 from tdc.tensordict.tensordict import TensorDict
@@ -118,28 +128,74 @@ class Step:
         """Gradients and metrics of a batch in one or several parts, on one or several ranks."""
 
         def of(params: TensorDict, buffers: Any, part: Any, in_loop: bool = False) -> Gradients:
-            return self.gradients_of(params, buffers, part, scale, in_loop)
+            return self.sums_of(params, buffers, part, scale, in_loop)
 
-        parts = self.accumulate
-        found = of(params, buffers, batch) if parts == 1 else mean_over_parts(of, params, buffers, batch, parts)
-        if self.process_group is not None:
-            rows = 1 if isinstance(found.count, Tensor) else first_size(batch)
-            found = mean_over_ranks(found, rows, self.process_group)
+        parts, group = self.accumulate, self.process_group
+        if parts == 1 and group is None:
+            found = self.gradients_of(params, buffers, batch, scale, False)[0]
+        else:
+            rows: Any = first_size(batch)
+            if group is None:
+                check_rows(rows, parts)
+            if parts == 1:
+                sums = of(params, buffers, batch)
+            else:
+                loops = group is None or not self.divides_first(params)
+                sums = sum_over_parts(of, params, buffers, batch, parts, loops)
+            if group is not None:
+                sums, rows = sum_over_ranks(sums, rows, buffers, group)
+            found = mean_of(sums, params, rows)
         return found if scale is None else found._replace(grads=unscaled(found.grads, scale))
+
+    def sums_of(self, params: TensorDict, buffers: Any, part: Any, scale: Tensor | None, in_loop: bool) -> Gradients:
+        """Gradients and metrics of one part, multiplied by its weight."""
+        found, base = self.gradients_of(params, buffers, part, scale, in_loop)
+        weight = self.weight_of(found.count, part, found.metrics["loss"])
+        if self.process_group is None:
+            grads = found.grads.apply(lambda g: widened(g) * weight)
+        else:
+            grads = found.grads.apply(lambda g: widened(g) * base if isinstance(base, Tensor) else widened(g))
+        return found._replace(grads=grads, metrics=found.metrics.apply(lambda x: weighted(x, weight)))
+
+    def weight_of(self, count: Any, part: Any, loss: Tensor) -> Any:
+        """Weight of a part: the count of its loss, or else its examples, over ranks as a tensor."""
+        if isinstance(count, Tensor):
+            return count
+        rows = first_size(part)
+        return rows if self.process_group is None else torch.ones((), device=loss.device) * rows
+
+    def divides_first(self, params: TensorDict) -> bool:
+        """True if ranks divide by the weight of all before the backward pass, since float16 holds no sums."""
+        return self.scales or any([p.dtype == torch.float16 for p in params._leaves.values()])
 
     def gradients_of(
         self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None, in_loop: bool
-    ) -> Gradients:
-        """Gradients, metrics, new buffers and count of one part."""
+    ) -> tuple[Gradients, Any]:
+        """Gradients, metrics, new buffers and count of one part.
+
+        With several ranks the gradients are those of the loss times its weight, divided by the number that is returned
+        beside them, the same on all ranks.
+        """
+        group = self.process_group
+        divides = group is not None and self.divides_first(params)
 
         def loss_of(params: TensorDict, buffers: Any, batch: Any) -> tuple[Tensor, tuple[Any, ...]]:
             out, after = self.called(self.loss.fn, params, buffers, batch)
             loss, count, after, aux = read_result(out, buffers, after)
-            return loss if scale is None else loss * scale, (loss, count, after, aux)
+            given: Tensor = loss
+            base: Any = {}
+            if group is not None:
+                weight = self.weight_of(count, batch, loss)
+                given = weighted(loss, weight)
+                if divides:
+                    base = not_zero(all_summed([weight], group)[0])
+                    given = given / base
+            return given if scale is None else given * scale, (loss, count, after, aux, base)
 
-        (_, (loss, count, after, aux)), grads = loss_and_gradients(loss_of, params, buffers, batch, in_loop=in_loop)
+        (_, found), grads = loss_and_gradients(loss_of, params, buffers, batch, in_loop=in_loop)
+        loss, count, after, aux, base = found
         metrics = TensorDict({"loss": loss.detach(), **dict(aux.items())})
-        return Gradients(grads, metrics, None if buffers is None else after, count)
+        return Gradients(grads, metrics, None if buffers is None else after, count), base
 
     def called(
         self, fn: Callable[..., Any], params: TensorDict, buffers: Any, batch: Any, training: bool = True

@@ -38,8 +38,8 @@ from tdc.compile.cold_start import load_cache, save_cache
 from tdc.compile.counts import Counts, counted, counts_of
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
-from tdc.compile.micro_batches import as_on_first, check_group, group_of, rank_of
 from tdc.compile.one_step import DTYPES, Step, device_of
+from tdc.compile.ranks import as_on_first, check_group, group_of, rank_of
 from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import (
     SCALING,

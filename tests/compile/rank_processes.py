@@ -1,0 +1,168 @@
+"""Cases of training steps that several processes run; `test_rank_cases` runs many of them in one start."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from processes import leave
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import tdc
+from tdc import TensorDict
+from tdc.compile import train_step
+from tdc.optim import adamw, chain, clip_by_global_norm
+
+LENGTHS = [3, 1, 2, 5, 2, 4, 6]
+OPTIMIZER = chain(clip_by_global_norm(0.1), adamw(0.05))
+OPS: Any = torch.ops._c10d_functional
+
+
+class SumOfRanks(torch.autograd.Function):
+    """The sum over ranks of a tensor; a gradient is that of the sum of all ranks' losses."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return OPS.wait_tensor(OPS.all_reduce(x.contiguous(), "sum", dist.group.WORLD.group_name))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return SumOfRanks.apply(grad)
+
+
+def alone(x: Tensor) -> Tensor:
+    return x
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def whole(lengths: list[int] = LENGTHS) -> TensorDict:
+    """The batch of all ranks."""
+    torch.manual_seed(0)
+    rows = tdc.pack([torch.randn(n, 4) for n in lengths])
+    return TensorDict({"x": rows, "label": torch.arange(len(lengths)) % 4}, [len(lengths)])
+
+
+def part(td: TensorDict, rank: int) -> TensorDict:
+    """The part of a rank: other numbers of rows and tokens for each."""
+    first, world = 2, dist.get_world_size()
+    return td[:first] if rank == 0 else td[first + rank - 1 :: world - 1]
+
+
+def to_center(whole_sum: Any) -> Any:
+    """Distances to the mean of all ranks' rows: a mean over rows, with a collective in it."""
+
+    def loss(net: nn.Module, batch: TensorDict) -> Any:
+        out = net(batch["x"]).sum(1)
+        total, rows = whole_sum(out.sum(0)), whole_sum(torch.ones(()) * out.shape[0])
+        return ((out - total / rows).square() + out.square()).sum(1).mean()
+
+    return loss
+
+
+def to_center_of_tokens(whole_sum: Any) -> Any:
+    """The same of tokens, as a sum and a count."""
+
+    def loss(net: nn.Module, batch: TensorDict) -> Any:
+        out = net(batch["x"]).values
+        total, count = whole_sum(out.sum(0)), whole_sum(torch.ones(()) * out.shape[0])
+        return ((out - total / count).square() + out.square()).sum(), batch["x"].lengths.sum()
+
+    return loss
+
+
+def small(loss: Any) -> Any:
+    """A loss whose gradients, scaled, just fit into float16."""
+
+    def scaled(net: nn.Module, batch: TensorDict) -> Any:
+        out = loss(net, batch)
+        return (out[0].float() * 0.01, out[1]) if isinstance(out, tuple) else out.float() * 0.01
+
+    return scaled
+
+
+def both(rank: int, ours: Any, one: Any, steps: int = 3, batch: Any = None, **how: Any) -> tuple[Any, Any]:
+    """States after steps of several ranks on their parts, and of one process on the whole batch."""
+    here = {"compile": False, **how}
+    batch = whole() if batch is None else batch
+    names = ("loss", "grad_norm", *["scale"] * (how.get("dtype") is torch.float16))
+    alike = {k: v for k, v in how.items() if k in ("dtype", "accumulate", "skip_nonfinite", "average")}
+    step = train_step(net(), ours, OPTIMIZER, process_group=dist.group.WORLD, metrics=names, **here)
+    single = train_step(net(), one, OPTIMIZER, compile=False, metrics=names, **alike)
+    state, expected = step.init(), single.init()
+    close: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-3} if "dtype" in how else {"rtol": 1e-5, "atol": 1e-6}
+    for _ in range(steps):
+        (state, metrics), (expected, wanted) = step(state, part(batch, rank)), single(expected, batch)
+        for name, value in wanted.items():
+            assert_close(metrics[name].float(), value.float(), **close, msg=lambda text, name=name: f"{name}: {text}")
+    for path, x in expected["params"].items(True, True):
+        assert_close(state["params", path], x, **close, msg=lambda text, path=path: f"{path}: {text}")
+    if here["compile"]:
+        assert (step.counts.graphs, step.counts.breaks) == (1, 0)
+    if here.get("dtype") is torch.float16:
+        assert state["skipped"] == expected["skipped"] == 0
+    return state, expected
+
+
+def collectives_in_losses(rank: int) -> None:
+    """The gradient is that of the loss of the whole batch, where ranks weigh differently."""
+    for make in (to_center, to_center_of_tokens):
+        both(rank, make(SumOfRanks.apply), make(alone))
+
+
+def collectives_in_losses_in_parts(rank: int) -> None:
+    """Of micro-batches each is one of all ranks."""
+    batch = whole()[:4] if dist.get_world_size() == 2 else whole()[:6]
+    for make in (to_center, to_center_of_tokens):
+        step = train_step(
+            net(), make(SumOfRanks.apply), OPTIMIZER, process_group=dist.group.WORLD, accumulate=2, compile=False
+        )
+        state, metrics = step(step.init(), part(batch, rank))
+        assert metrics["loss"].isfinite()
+        assert state["step"] == 1
+
+
+def collectives_in_losses_in_float16(rank: int) -> None:
+    """A scaled loss is that of the whole batch, and overflows no sooner: 65504 is the largest number of float16."""
+    for make in (to_center, to_center_of_tokens):
+        both(rank, small(make(SumOfRanks.apply)), small(make(alone)), dtype=torch.float16)
+
+
+def collectives_in_graphs(rank: int) -> None:
+    """One graph."""
+    for make in (to_center, to_center_of_tokens):
+        both(rank, make(SumOfRanks.apply), make(alone), compile=True, backend="aot_eager")
+
+
+def cross_entropy(net: nn.Module, batch: TensorDict) -> Tensor:
+    return F.cross_entropy(net(batch["x"]).sum(1), batch["label"])
+
+
+if __name__ == "__main__":
+    names, store, number, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=120), size, number)
+    for name in names.split(","):
+        globals()[name](number)
+    leave()
