@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tdc.compile._torch.writes import write_in_graph
 from tdc.compile.upstream import traced
+from tdc.core.dtensor import is_dtensor, local_of, with_local
 from tdc.core.dynamo import constant, has_address, mark_address, storage_id, trace_as
 from tdc.core.errors import StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
@@ -145,6 +146,19 @@ def unshared(td: TensorDict, other: TensorDict) -> TensorDict:
         return found
 
     return td.apply(own)
+
+
+def locals_of(td: TensorDict) -> TensorDict:
+    """A TensorDict with the part of this process in place of each DTensor; itself without one."""
+    if not any([is_dtensor(x) for x in td._leaves.values()]):
+        return td
+    return build_td({p: local_of(x) for p, x in td._leaves.items()}, td._nodes, td._size, td._device)
+
+
+def with_locals(new: TensorDict, old: TensorDict) -> TensorDict:
+    """The inverse of `locals_of`: DTensors where the old state has them."""
+    leaves = {p: with_local(x, old._leaves[p]) if is_dtensor(old._leaves.get(p)) else x for p, x in new._leaves.items()}
+    return build_td(leaves, new._nodes, new._size, new._device)
 
 
 def mark_addresses(state: TensorDict) -> None:

@@ -48,12 +48,14 @@ from tdc.compile.train_state import (
     check_update,
     first_scale,
     in_order,
+    locals_of,
     mark_addresses,
     mixed,
     overwrite,
     seeded,
     storages,
     unshared,
+    with_locals,
     without_keys,
 )
 from tdc.compile.trained import Evaluation, load_into
@@ -186,7 +188,8 @@ class TrainStep:
         given = {"params": params} if own is None else {"params": params, "buffers": own.apply(torch.clone)}
         if run.process_group is not None:
             as_on_first(TensorDict(given, size), device, run.process_group)
-        entries: dict[str, Any] = {"params": params, "optimizer": unshared(run.optimizer.init(params), params)}
+        held = run.optimizer.init(params)
+        entries: dict[str, Any] = {"params": params, "optimizer": unshared(locals_of(held), params)}
         check_update(run.optimizer, params, entries["optimizer"])
         entries["step"] = torch.zeros(size, dtype=torch.int64, device=device)
         entries |= given
@@ -202,7 +205,7 @@ class TrainStep:
         if run.process_group is not None:
             alike = state if group_of(run.optimizer) is None else state.exclude("optimizer")
             as_on_first(alike, device, run.process_group)
-        return state
+        return state if run.process_group is None else with_locals(state, TensorDict({"optimizer": held}))
 
     def __call__(self, state: TensorDict, batch: Any = MISSING) -> tuple[TensorDict, TensorDict]:
         """Take one step.
@@ -222,16 +225,20 @@ class TrainStep:
         self._step.check(state, batch)
         if "_run" not in self.__dict__:  # the first call
             self._step.check_device(state, batch)
+        group = self._step.process_group
+        own = state if group is None else locals_of(state)  # a graph has no DTensors
         if self._donate and self._how is not None:
-            mark_addresses(state)
+            mark_addresses(own)
         keys = state._leaves.get("rng")
         with torch.no_grad():
             if keys is None:
-                out = self._run(state, batch)
+                out = self._run(own, batch)
             else:
-                with seeded(keys, state._leaves["step"].device, rank_of(self._step.process_group)):
-                    out = self._run(without_keys(state), batch)
+                with seeded(keys, state._leaves["step"].device, rank_of(group)):
+                    out = self._run(without_keys(own), batch)
         new, metrics = (state, out) if self._donate else out
+        if own is not state and not self._donate:
+            new = with_locals(new, state)
         if keys is not None and self._donate:
             keys.copy_(advanced(keys))
         elif keys is not None:

@@ -23,6 +23,7 @@ from tdc.compile.counts import Counts, counted, counts_of
 from tdc.compile.loss import read_result
 from tdc.compile.one_step import Step
 from tdc.compile.train_metrics import rows_of, tokens_of
+from tdc.compile.train_state import locals_of
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import MISSING, KeyPath
@@ -50,8 +51,9 @@ class Evaluation:
             hint = "metrics = evaluate(state, batch), with the state of the training step"
             raise DtypeError(message(EVAL, "a state and a batch", f"{describe(state)} alone", hint=hint))
         self._step.check(state, batch)
+        own = state if self._step.process_group is None else locals_of(state)
         with torch.no_grad():
-            return self._run(state, batch)
+            return self._run(own, batch)
 
     @cached_property
     def _run(self) -> Callable[[TensorDict, Any], TensorDict]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tdc.core.arguments import expect
+from tdc.core.dtensor import group_from, is_dtensor
 from tdc.core.dynamo import has_loaded
 from tdc.core.errors import FormatError, StructureError, UnsupportedError, describe, first_line, message, refuse_wrong
 from tdc.core.keys import missing_key, path_of, show
@@ -45,6 +45,7 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 WRITE, READ = "io.dcp_save", "io.dcp_load"
 INDEX = ".metadata"
 HINT = "save it again with tdc.io.dcp_save"
+GROUP = "group=torch.distributed.group.WORLD, or leave it out"
 FAULTS = (UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 untyped: Any = torch
 
@@ -52,17 +53,18 @@ untyped: Any = torch
 def dcp_save(td: TensorDict, path: PathLike, *, overwrite: bool = False, group: Any = None) -> None:
     """Write a TensorDict to a folder with `torch.distributed.checkpoint`; each process writes its shards of DTensors.
 
-    All processes of the group call it, with TensorDicts of one form. Leaves that are no DTensors are the same in each
-    and written once. Without a process group it writes everything.
+    All processes of the group call it, with TensorDicts of one form. Leaves that are no DTensors are compared, and
+    written once. Without a process group it writes everything.
 
     Args:
         path: of the folder, which all processes see.
         overwrite: write over a checkpoint that is there. While it is written, neither the old nor the new one is whole.
-        group: of processes; all by default.
+        group: of processes, or a DeviceMesh with one dim; all by default.
 
     Raises:
         UnsupportedError: leaves and values that a store cannot hold; all are named.
-        StructureError: the processes have TensorDicts of different forms; raised in all of them.
+        StructureError: the processes have TensorDicts of different forms, or different values of leaves that are no
+            DTensors; raised in all of them.
         FormatError: a checkpoint or a store is at the path; two key paths that join to one name.
         OSError: the system refuses.
 
@@ -86,11 +88,12 @@ def dcp_save(td: TensorDict, path: PathLike, *, overwrite: bool = False, group: 
     if not overwrite and any([os.path.exists(os.path.join(text, name)) for name in (INDEX, MANIFEST)]):
         hint = "overwrite=True, or choose another path, one for each step"
         raise FormatError(message(WRITE, "a path where nothing is", f"a checkpoint or a store at {text!r}", hint=hint))
+    group = None if group is None else group_from(WRITE, group, hint=GROUP)
     plain, shards = without_shards(td)
     table, tensors = described(WRITE, plain, content=False)
     names = names_in(WRITE, table)
     data = dump(WRITE, table)
-    check_same(data, group)
+    check_same(data, {names[at]: x for at, x in tensors.items() if not is_meta(x)}, group)
     state: dict[str, Tensor] = {names[at]: x for at, x in with_shards(tensors, plain, shards).items()}
     state[METADATA] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     writer = checkpoint().FileSystemWriter(text, overwrite=overwrite)
@@ -117,7 +120,7 @@ def dcp_load(
         trusted: that the checkpoint is your own, or comes from a party that may run code on this machine: torch's index
             of it is a pickle.
         classes: as of `tdc.io.load`.
-        group: of processes; all by default.
+        group: of processes, or a DeviceMesh with one dim; all by default.
 
     Returns:
         A TensorDict, or a leaf where `keys` is the key of one. Leaves that were one tensor are one again.
@@ -142,6 +145,7 @@ def dcp_load(
     """
     text, wanted, known = path_text(READ, path), wanted_keys(keys, READ), names_of(classes, READ)
     expect(READ, trusted, bool, of=" for trusted")
+    group = None if group is None else group_from(READ, group, hint=GROUP)
     if like is not None:
         check_like(like)
     if not trusted:
@@ -198,12 +202,6 @@ def check_like(like: Any) -> None:
     refuse_wrong(UnsupportedError, READ, "leaves of like on devices with memory", wrong, "others", hint)
 
 
-def is_sharded(x: Any) -> bool:
-    """True for a DTensor; there is none before their module is loaded."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(x, module.DTensor)
-
-
 # -- saving
 
 
@@ -215,7 +213,7 @@ def without_shards(td: TensorDict) -> tuple[TensorDict, dict[int, Any]]:
     wrong = {show(p): f"{describe(x)}, which has no content" for p, x in leaves.items() if is_meta(x)}
     refuse_wrong(UnsupportedError, WRITE, "tensors with content", wrong, "others", "td.exclude(key)")
     for path, x in leaves.items():
-        if is_sharded(x):
+        if is_dtensor(x):
             local = x.detach().to_local()
             key = (*identity(local), tuple(x.shape))
             if key not in known:
@@ -235,16 +233,40 @@ def with_shards(tensors: dict[Part, Tensor], plain: TensorDict, shards: dict[int
     return found
 
 
-def check_same(data: bytes, group: Any) -> None:
-    """All processes have the same manifest, or all of them raise."""
+def check_same(data: bytes, tensors: dict[str, Tensor], group: Any) -> None:
+    """All processes have the same manifest, and the same content of these tensors, or all of them raise."""
     if not dist.is_initialized():
         return
-    own = hashlib.sha256(data).hexdigest()
-    digests: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(digests, own, group=group)
-    others = [f"process {i}" for i, digest in enumerate(digests) if digest != digests[0]]
+    own = {name: digest_of(x) for name, x in tensors.items()}
+    summary = [hashlib.sha256(text).hexdigest() for text in (data, "".join(own.values()).encode())]
+    forms, contents = zip(*told(summary, group), strict=True)
+    others = [f"process {i}" for i, digest in enumerate(forms) if digest != forms[0]]
     hint = "the same keys, shapes, dtypes and Static values everywhere; DTensors have the shape of the whole"
     refuse_wrong(StructureError, WRITE, "TensorDicts of one form in all processes", others, "others", hint)
+    if len(set(contents)) > 1:
+        digests = told(own, group)
+        wrong = {
+            dotted((name,)): ", ".join([f"process {i}" for i, theirs in enumerate(digests) if theirs[name] != first])
+            for name, first in digests[0].items()
+            if any([theirs[name] != first for theirs in digests])
+        }
+        wrong = {name: f"{text} not as process 0" for name, text in wrong.items()}
+        hint = "DTensors for what differs, as optim.sharded has them; or broadcast the values of one process"
+        refuse_wrong(StructureError, WRITE, "the same values in all processes", wrong, "that differ", hint)
+
+
+def digest_of(x: Tensor) -> str:
+    """A digest of the content of a tensor."""
+    plain = x.detach().resolve_conj().resolve_neg().contiguous()
+    content: Any = plain.reshape(-1).view(torch.uint8).cpu().numpy()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def told(own: Any, group: Any) -> list[Any]:
+    """An object of each process."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, own, group=group)
+    return found
 
 
 # -- loading
@@ -291,13 +313,13 @@ def room_for(at: Part, x: Stored, like: TensorDict | None) -> Tensor:
     keys, part = at
     leaf: Any = None if like is None else like._leaves.get(path_of(keys))
     dtype = DTYPES[x.dtype]
-    if not part and is_sharded(leaf):
+    if not part and is_dtensor(leaf):
         if tuple(leaf.shape) != x.shape:
             expected, got = f"like of the shape of {dotted(keys)}, {list(x.shape)}", describe(leaf)
             raise not_a_store(READ, expected, got, hint="leave the key out of like, or distribute_tensor of that shape")
         return untyped.empty_like(leaf.detach(), dtype=dtype)
     device = getattr(leaf, "device", None)
-    return torch.empty(x.shape, dtype=dtype, device="cpu" if device is None or is_sharded(leaf) else device)
+    return torch.empty(x.shape, dtype=dtype, device="cpu" if device is None or is_dtensor(leaf) else device)
 
 
 def read_into(state: dict[str, Tensor], path: str, group: Any) -> None:

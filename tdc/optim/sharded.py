@@ -1,12 +1,12 @@
 """Optimiser state sharded over processes, each of which updates its own part of the parameters.
 
-    parameters      w (3, 2), b (3,)      w w w w w w b b b 0      one vector for each dtype, in parts of one size
+    parameters      w (3, 2), b (3,)      w w w w w w b b b      one vector for each dtype
     process 0       w w w w w             its state, its new numbers
-    process 1       w b b b 0             its state, its new numbers
+    process 1       w b b b               its state, its new numbers
     all             w w w w w w b b b     gathered, and cut into w and b again
 
 All processes have all parameters and the same gradients. One `torch.distributed.all_gather` for each dtype exchanges
-the new parameters.
+the new parameters. Vectors of the state are DTensors of the length of the whole, so that checkpoints shard them anew.
 
 Invariant: a step equals that of the optimiser alone, number for number, since it is elementwise.
 """
@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tdc.core.dtensor import group_from, is_dtensor, local_of, vector_of, with_local
 from tdc.core.dynamo import under_transform
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
-from tdc.core.keys import show
+from tdc.core.errors import ShapeError, StructureError, UnsupportedError, message, refuse_wrong
+from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
 from tdc.optim.checks import check_grads, check_keys, check_td, check_transform, trainable
 from tdc.optim.transform import Optimizer, around
@@ -40,16 +41,18 @@ def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
     Gradients and parameters are the same in all processes, as `train_step(process_group=)` makes them.
 
     Shapes:
-        in place of the moments of one dtype, n numbers in all, the state has a vector `(ceil(n / processes),)`.
+        in place of the moments of one dtype, n numbers in all, the state has a DTensor `(n,)`, of which each process
+        has `ceil(n / processes)` numbers, the last ones fewer.
 
     Args:
         optimizer: elementwise, as `adamw`, `sgd`, `lion`. Put what reads norms or keys outside:
             `chain(clip_by_global_norm(1.0), sharded(adamw(1e-3), group))`, or `partition` of sharded parts.
-        process_group: such as `torch.distributed.group.WORLD`.
+        process_group: such as `torch.distributed.group.WORLD`, or a `DeviceMesh` with one dim.
 
     Returns:
-        An `Optimizer`; its state is `{"inner": …}`, which each process saves by itself. The average of
-        `schedule_free_adamw` is sharded, too: evaluate with `train_step(average=ema())`.
+        An `Optimizer`; its state is `{"inner": …}`. `tdc.io.dcp_save` saves it, and `dcp_load` shards it over as many
+        processes as there are then. The average of `schedule_free_adamw` is sharded, too: evaluate with
+        `train_step(average=ema())`.
 
     Raises:
         DtypeError: not an optimiser, or not a process group.
@@ -66,8 +69,8 @@ def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
         >>> opt = sharded(adamw(0.1), dist.group.WORLD)
         >>> params = TensorDict({"w": torch.ones(3, 2), "b": torch.ones(3)})
         >>> params, state = opt.update(params, opt.init(params), params)
-        >>> state["inner", "mean"].to_dict(), params["b"].shape
-        ({'float32': tensor([0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000])}, torch.Size([3]))
+        >>> state["inner", "mean", "float32"].full_tensor(), params["b"].shape
+        (tensor([0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000]), torch.Size([3]))
         >>> dist.destroy_process_group()
 
     Source:
@@ -78,11 +81,10 @@ def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
         hint = "put it outside: chain(clip_by_global_norm(1.0), sharded(adamw(1e-3), group))"
         got = "one that looks at norms, shapes or keys, or is sharded already"
         raise StructureError(message(OP, "an optimizer that treats each number by itself", got, hint=hint))
-    if not (dist.is_available() and isinstance(process_group, dist.ProcessGroup)):
-        hint = "torch.distributed.init_process_group(...), then torch.distributed.group.WORLD"
-        raise DtypeError(message(OP, "a process group", describe(process_group), hint=hint))
-    shards = Shards(optimizer, process_group, dist.get_world_size(process_group), dist.get_rank(process_group))
-    return around(optimizer, shards.init, shards.update, process_group=process_group)
+    hint = "torch.distributed.init_process_group(...), then torch.distributed.group.WORLD"
+    group = group_from(OP, process_group, hint=hint)
+    shards = Shards(optimizer, group, dist.get_world_size(group), dist.get_rank(group))
+    return around(optimizer, shards.init, shards.update, process_group=group)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,14 @@ class Shards:
 
     def init(self, params: TensorDict) -> TensorDict:
         check_td("optim.init", params)
-        return TensorDict({"inner": self.optimizer.init(self.own(params, kinds_of(params)))})
+        kinds = kinds_of(params)
+        lengths = {name: sum([params._leaves[p].numel() for p in paths]) for name, paths in kinds.items()}
+        inner = self.optimizer.init(self.own(params, kinds))
+        spread = {
+            path: vector_of(x, lengths[parts(path)[-1]], self.group) if x.ndim else x
+            for path, x in inner._leaves.items()
+        }
+        return TensorDict({"inner": build_td(spread, inner._nodes, inner._size, inner._device)})
 
     def update(self, grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         check_td(OP, grads, params)
@@ -108,11 +117,14 @@ class Shards:
         refuse_wrong(StructureError, OP, "a gradient for each parameter", lacking, "without one", hint)
         if under_transform():
             raise UnsupportedError(message(OP, "no vmap around processes", "one", hint="train the models one by one"))
-        new, inner = self.optimizer.update(self.own(grads, kinds), state["inner"], self.own(params, kinds))
+        before = state["inner"]
+        new, inner = self.optimizer.update(self.own(grads, kinds), before.apply(local_of), self.own(params, kinds))
+        inner = inner.apply(lambda x, old: with_local(x, old) if is_dtensor(old) else x, before)
         leaves = params._leaves
         for name, paths in kinds.items():
-            whole = from_all(new[name], self.count, self.group)
-            leaves = replaced(leaves, paths, cut(whole, gathered(params._leaves, paths)))
+            like = gathered(params._leaves, paths)
+            whole = from_all(new[name], sum([x.numel() for x in like]), self.count, self.group)
+            leaves = replaced(leaves, paths, cut(whole, like))
         return build_td(leaves, params._nodes, params._size, params._device), TensorDict({"inner": inner})
 
     def own(self, td: TensorDict, kinds: dict[str, list[KeyPath]]) -> TensorDict:
@@ -138,7 +150,7 @@ def kinds_of(params: TensorDict) -> dict[str, list[KeyPath]]:
 
 
 def part_of(tensors: list[Tensor], rank: int, count: int) -> Tensor:
-    """The part of a process in concatenated tensors; the last part is padded with zeros."""
+    """The part of a process in concatenated tensors: ceil(n / count) numbers of n, the last parts fewer."""
     size = -(-sum([x.numel() for x in tensors]) // count)
     first, begin, found = rank * size, 0, []
     for x in tensors:
@@ -146,20 +158,21 @@ def part_of(tensors: list[Tensor], rank: int, count: int) -> Tensor:
         if low < high:
             found.append(x.reshape(-1)[low:high])
         begin += x.numel()
-    return torch.cat([*found, tensors[0].new_zeros(size - sum([x.numel() for x in found]))])
+    return torch.cat(found) if found else tensors[0].new_empty(0)
 
 
-def from_all(part: Tensor, count: int, group: Any) -> Tensor:
-    """The parts of all processes, concatenated."""
-    mine = (torch.view_as_real(part) if part.is_complex() else part).contiguous()
-    parts = [torch.empty_like(mine) for _ in range(count)]
-    dist.all_gather(parts, mine, group=group)
-    whole = torch.cat(parts)
+def from_all(part: Tensor, length: int, count: int, group: Any) -> Tensor:
+    """The parts of all processes, concatenated: a vector of `length`."""
+    size = -(-length // count)
+    full = torch.cat([part, part.new_zeros(size - part.shape[0])])  # all exchange as much
+    mine = torch.view_as_real(full) if part.is_complex() else full
+    found = [torch.empty_like(mine) for _ in range(count)]
+    dist.all_gather(found, mine, group=group)
+    whole = torch.cat(found)[:length]
     return torch.view_as_complex(whole) if part.is_complex() else whole
 
 
 def cut(whole: Tensor, like: list[Tensor]) -> list[Tensor]:
     """Split concatenated tensors into the shapes of others, each with memory of its own."""
     sizes = [x.numel() for x in like]
-    parts = whole[: sum(sizes)].split(sizes)
-    return [part.reshape(x.shape).clone() for part, x in zip(parts, like, strict=True)]
+    return [part.reshape(x.shape).clone() for part, x in zip(whole.split(sizes), like, strict=True)]

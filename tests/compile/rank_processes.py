@@ -23,20 +23,24 @@ OPTIMIZER = chain(clip_by_global_norm(0.1), adamw(0.05))
 OPS: Any = torch.ops._c10d_functional
 
 
+def group() -> Any:
+    return dist.group.WORLD
+
+
 class SumOfRanks(torch.autograd.Function):
     """The sum over ranks of a tensor; a gradient is that of the sum of all ranks' losses."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return OPS.wait_tensor(OPS.all_reduce(x.contiguous(), "sum", dist.group.WORLD.group_name))
+        return OPS.wait_tensor(OPS.all_reduce(x.contiguous(), "sum", group().group_name))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return SumOfRanks.apply(grad)
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return SumOfRanks.apply(*grads)
 
 
 def alone(x: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import tdc
 from tdc import StructureError, TensorDict
+from tdc.compile import train_step
 from tdc.io import dcp_load, dcp_save
+from tdc.optim import adamw, sharded
 
 SHARDED = {"weight": 0, ("net", "deep"): 1, "half": 0}
 
@@ -71,6 +75,58 @@ def differ(path: str) -> None:
         dcp_save(TensorDict({"x": torch.zeros(3 + dist.get_rank())}), path)
 
 
+def values_differ(path: str) -> None:
+    """Leaves that are no DTensors are compared; those that differ are named in every process."""
+    rank = dist.get_rank()
+    td = whole().update({"a": torch.arange(3), "b": torch.tensor(float(rank)), "net": {"c": torch.ones(2) * rank}})
+    with pytest.raises(StructureError, match=r"expected the same values in all processes, got 2 that differ\n"
+                       r"at b: process 1.*\nat net.c: process 1.*\nhint: .*DTensor"):
+        dcp_save(spread(td), path)
+    same_by_mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    dcp_save(spread(whole()), path, group=same_by_mesh)
+    assert same(dcp_load(path, trusted=True, group=same_by_mesh), whole())
+
+
+def taken(steps: int, step: Any, state: TensorDict, rank: int = 0, world: int = 1) -> TensorDict:
+    """Training goes on by so many steps; each has a batch of its own."""
+    for _ in range(steps):
+        torch.manual_seed(int(state["step"]))
+        x = torch.randn(12, 4)
+        state, _ = step(state, x[rank::world])
+    return state
+
+
+def train(path: str) -> None:
+    """Two steps from the last checkpoint, whatever wrote it; the state is that of one process from the start."""
+    rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+
+    def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return (net(x) - x.sum(1, keepdim=True)).square().mean()
+
+    step = train_step(net, loss, sharded(adamw(0.05), group), process_group=group, compile=False)
+    state = step.init(seed=1)
+    found = sorted(Path(path).parent.glob("step-*"))
+    if found:
+        state = dcp_load(found[-1], like=state, trusted=True)
+    state = taken(2, step, state, rank, world)
+    n = int(state["step"])
+    moments = state["optimizer", "inner", "mean", "float32"]
+    assert moments.shape == (31,)
+    assert moments.to_local().shape[0] <= -(-31 // world)
+    dcp_save(state, Path(path).parent / f"step-{n:02}")
+    again = step.load_state_dict(step.init(seed=2), tdc.interop.to_state_dict(state))
+    assert torch.equal(again["optimizer", "inner", "mean", "float32"].to_local(), moments.to_local())
+    alone = train_step(net, loss, adamw(0.05), compile=False)
+    expected = taken(n, alone, alone.init(seed=1))
+    for key, x in expected["params"].items(True, True):
+        torch.testing.assert_close(state["params", key], x, rtol=1e-5, atol=1e-6)
+    ours = torch.cat([x.reshape(-1) for x in expected["optimizer", "mean"]._leaves.values()])
+    torch.testing.assert_close(moments.full_tensor(), ours, rtol=1e-5, atol=1e-6)
+    assert (tdc.nbytes(moments.to_local()), moments.full_tensor().numel()) == (4 * moments.to_local().numel(), 31)
+
+
 if __name__ == "__main__":
     word, rank, world, meeting, path = sys.argv[1:]
     dist.init_process_group(
@@ -79,5 +135,5 @@ if __name__ == "__main__":
     if word == "save":
         dcp_save(spread(whole()), path)
     else:
-        {"load": load, "differ": differ}[word](path)
+        {"load": load, "differ": differ, "values_differ": values_differ, "train": train}[word](path)
     leave()

@@ -173,3 +173,14 @@ def test_saved_by_two_loaded_by_others(tmp_path: Path):
 def test_processes_with_different_forms_all_raise(tmp_path: Path):
     run(2, "differ", tmp_path)
     assert not (tmp_path / "c" / ".metadata").exists()
+
+
+def test_leaves_that_differ_are_named_by_all(tmp_path: Path):
+    """Found by trying: a mixture was saved, some leaves of one process and some of another."""
+    run(2, "values_differ", tmp_path)
+
+
+@pytest.mark.slow
+def test_training_goes_on_with_any_number_of_processes(tmp_path: Path):
+    for world in (2, 1, 4, 3):
+        run(world, "train", tmp_path)

@@ -1,0 +1,63 @@
+"""DTensors of `torch.distributed`: leaves of which each process has a part, and what groups processes.
+
+Their module is loaded where one is made, and not before: there is no DTensor without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tdc.core.dynamo import has_loaded
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+
+X = TypeVar("X")
+untyped: Any = torch
+
+
+def is_dtensor(x: Any) -> bool:
+    """True for a DTensor."""
+    return type(x).__name__ == "DTensor" and isinstance(x, Tensor)
+
+
+def local_of(x: X) -> X:
+    """The part of a DTensor that this process has; anything else as it is."""
+    return x.to_local() if is_dtensor(x) else x  # type: ignore[attr-defined]  # a DTensor
+
+
+def with_local(local: Tensor, like: Any) -> Any:
+    """A DTensor with the mesh, placements and shape of another one, of these parts."""
+    made = untyped.distributed.tensor.DTensor
+    return made.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def vector_of(local: Tensor, length: int, group: Any) -> Any:
+    """A vector of `length` as a DTensor: each process has ceil(length / processes) numbers, the last ones fewer."""
+    has_loaded("torch.distributed.tensor")
+    mesh = untyped.distributed.device_mesh.DeviceMesh.from_group(group, local.device.type)
+    made = untyped.distributed.tensor
+    shape = torch.Size([length])
+    return made.DTensor.from_local(local, mesh, [made.Shard(0)], run_check=False, shape=shape, stride=(1,))
+
+
+def group_from(op: str, given: Any, *, hint: str) -> Any:
+    """A process group, also of a DeviceMesh with one dim.
+
+    Raises:
+        DtypeError: neither.
+        ShapeError: a mesh of several dims.
+    """
+    if type(given).__name__ == "DeviceMesh" and hasattr(given, "get_group"):
+        if given.ndim != 1:
+            names = given.mesh_dim_names or ("dp",)
+            cure = f"mesh[{names[0]!r}], one of its dims"
+            raise ShapeError(message(op, "a mesh of one dim", f"one of {given.ndim}", hint=cure))
+        return given.get_group()
+    if not (dist.is_available() and isinstance(given, dist.ProcessGroup)):
+        raise DtypeError(message(op, "a process group or a DeviceMesh", describe(given), hint=hint))
+    return given
