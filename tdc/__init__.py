@@ -31,6 +31,7 @@ from .compile.loops import scan_map as scan_map
 from .compile.vectorize import vmap as vmap
 from .core.errors import CallError as CallError
 from .core.errors import ChunkError as ChunkError
+from .core.errors import DistError as DistError
 from .core.errors import DtypeError as DtypeError
 from .core.errors import FormatError as FormatError
 from .core.errors import ImmutableError as ImmutableError

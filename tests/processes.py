@@ -33,11 +33,12 @@ def run_processes(script: Path, arguments: Callable[[int], Sequence[str]], world
     return errors
 
 
-def leave() -> None:
+def leave(dead: bool = False) -> None:
     """End a process of several, without the destructors of torch 2.13: now and then they find a thread of gloo that
     still runs, and abort."""
-    dist.barrier()  # a process that leaves early takes the connection of the others along
-    dist.destroy_process_group()
+    if not dead:  # a group that failed
+        dist.barrier()  # a process that leaves early takes the connection of the others along
+        dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -20,18 +20,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tdc.compile.loss import not_zero
-from tdc.compile.micro_batches import Gradients
+from tdc.compile.micro_batches import Gradients, weighted
+from tdc.core.dtensor import group_from
 from tdc.core.dtypes import sum_dtype
 from tdc.core.dynamo import under_transform
-from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.errors import StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.train_step"
+PACK = 2**28  # bytes of one broadcast
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
-def check_group(group: Any, net: Any) -> None:
-    """Refuse other objects than a process group, and modules that exchange gradients by hooks, which a step skips."""
+def check_group(group: Any, net: Any) -> Any:
+    """A process group, also of a mesh; refuse modules that exchange gradients by hooks, which a step skips."""
     modules = net.named_modules() if isinstance(net, nn.Module) else ()
     wrapped = {
         name or "the net": kind.__name__ for name, m in modules for kind in type(m).__mro__ if kind.__name__ in WRAPPERS
@@ -39,9 +41,8 @@ def check_group(group: Any, net: Any) -> None:
     cure = "leave fully_shard out: train_step(net, loss, sharded(adamw(1e-3), group), process_group=group)"
     cure = cure if "FSDPModule" in wrapped.values() else "train_step(net, loss, optimizer, process_group=group)"
     refuse_wrong(UnsupportedError, OP, "a module without wrappers", wrapped, "of them", cure)
-    if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-        hint = "torch.distributed.init_process_group(...), then process_group=torch.distributed.group.WORLD"
-        raise DtypeError(message(OP, "a process group", describe(group), hint=hint))
+    hint = "torch.distributed.init_process_group(...), then process_group=torch.distributed.group.WORLD"
+    return None if group is None else group_from(OP, group, hint=hint)
 
 
 def group_of(optimizer: Any) -> Any:
@@ -71,11 +72,26 @@ def as_on_first(td: TensorDict, device: torch.device, group: Any) -> TensorDict:
     }
     hint = "build the same net on all ranks"
     refuse_wrong(StructureError, f"{OP}.init", "the tensors of rank 0", wrong, "that differ", hint)
-    for x in td._leaves.values():
-        given_by_first = x.to(device).contiguous()
-        dist.broadcast(given_by_first, group=group, group_src=0)
-        x.copy_(given_by_first)
+    for some in packs([x for x in td._leaves.values() if x.numel()], PACK):
+        flat = torch.cat([x.to(device).contiguous().reshape(-1).view(torch.uint8) for x in some])
+        dist.broadcast(flat, group=group, group_src=0)
+        for x, piece in zip(some, flat.split([x.numel() * x.element_size() for x in some]), strict=True):
+            x.copy_(piece.clone().view(x.dtype).reshape(x.shape))
     return td
+
+
+def packs(tensors: list[Tensor], most: int) -> list[list[Tensor]]:
+    """Tensors in order, put together up to so many bytes."""
+    found: list[list[Tensor]] = []
+    size = most
+    for x in tensors:
+        own = x.numel() * x.element_size()
+        if not found or size + own > most:
+            found.append([])
+            size = 0
+        found[-1].append(x)
+        size += own
+    return found
 
 
 def sum_over_ranks(sums: Gradients, rows: Any, before: Any, group: Any) -> tuple[Gradients, Tensor]:
@@ -106,10 +122,25 @@ def sum_over_ranks(sums: Gradients, rows: Any, before: Any, group: Any) -> tuple
 
 
 def sum_of_ranks(tensors: list[Tensor], group: Any) -> list[Tensor]:
-    """The sums over all ranks of tensors of any floating-point dtype."""
-    dtype = max([sum_dtype(x.dtype) for x in tensors], key=lambda d: d.itemsize)
-    found = all_summed([parts_of(x).to(dtype) for x in tensors], group)
-    return [as_given(s, x) for s, x in zip(found, tensors, strict=True)]
+    """The sums over all ranks of floating-point tensors, by one exchange for float64 and one for all others."""
+    kinds: dict[torch.dtype, list[int]] = {}
+    for i, x in enumerate(tensors):
+        kinds.setdefault(sum_dtype(x.dtype), []).append(i)
+    found = list(tensors)
+    for dtype, positions in kinds.items():
+        sums = all_summed([parts_of(tensors[i]).to(dtype) for i in positions], group)
+        for i, x in zip(positions, sums, strict=True):
+            found[i] = as_given(x, tensors[i])
+    return found
+
+
+def mean_over_ranks(metrics: TensorDict, weight: Tensor, group: Any) -> tuple[TensorDict, Tensor]:
+    """Weighted means of the metrics of all ranks, and the sum of weights; whole numbers are summed."""
+    means = {path: x for path, x in metrics._leaves.items() if is_inexact(x)}
+    counts = {path: x for path, x in metrics._leaves.items() if path not in means}
+    *found, total = sum_of_ranks([*[weighted(x, weight) for x in means.values()], weight], group)
+    new = {path: (s / not_zero(total)).to(x.dtype) for s, (path, x) in zip(found, means.items(), strict=True)}
+    return metrics.update({**new, **summed(counts, group)}), total
 
 
 def summed(counts: Mapping[Any, Tensor], group: Any) -> dict[Any, Tensor]:

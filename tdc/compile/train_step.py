@@ -39,6 +39,7 @@ from tdc.compile.counts import Counts, counted, counts_of
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
 from tdc.compile.one_step import DTYPES, Step, device_of
+from tdc.compile.rank_errors import all_together
 from tdc.compile.ranks import as_on_first, check_group, group_of, rank_of
 from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import (
@@ -71,25 +72,12 @@ OP = "compile.train_step"
 
 
 def train_step(
-    net: Any,
-    loss: Any,
-    optimizer: Any = None,
-    *,
-    buffers: bool = False,
-    accumulate: int = 1,
-    dtype: torch.dtype | None = None,
-    metrics: tuple[str, ...] = ("loss",),
-    skip_nonfinite: bool = False,
-    error_if_nonfinite: bool = False,
-    average: Any = None,
-    process_group: Any = None,
-    donate: bool = False,
-    compile: bool = True,
-    backend: Any = inductor,
-    mode: str | None = None,
-    options: dict[str, Any] | None = None,
+    net: Any, loss: Any, optimizer: Any = None, *, buffers: bool = False, accumulate: int = 1,
+    dtype: torch.dtype | None = None, metrics: tuple[str, ...] = ("loss",), skip_nonfinite: bool = False,
+    error_if_nonfinite: bool = False, average: Any = None, process_group: Any = None, donate: bool = False,
+    compile: bool = True, backend: Any = inductor, mode: str | None = None, options: dict[str, Any] | None = None,
     dynamic: bool | None = None,
-) -> TrainStep:
+) -> TrainStep:  # fmt: skip
     """Make a training step `(state, batch) -> (state, metrics)`; its `init` makes the first state.
 
     Args:
@@ -104,7 +92,7 @@ def train_step(
         skip_nonfinite: leave out steps whose gradients are not all finite, and count them.
         error_if_nonfinite: raise in such a step, or where the loss is not finite; each step waits for the device.
         average: `tdc.optim.ema(0.999)` keeps a mean of the parameters in the state, for `step.eval`.
-        process_group: of `torch.distributed`; each process gives its part of the batch.
+        process_group: of `torch.distributed`, or a `DeviceMesh` with one dim; each process gives its part of the batch.
         donate: write the new state into the memory of the old one and return it; `state.clone()` keeps a copy.
         compile, backend, mode, options, dynamic: as of `torch.compile`; `compile=False` runs eagerly.
 
@@ -124,11 +112,12 @@ def train_step(
     """
     net, fn, optimizer = (None, net, loss) if optimizer is None else (net, loss, optimizer)
     found = loss_of(net, fn, buffers)
-    check_optimizer(optimizer, average, process_group)
-    check_settings(accumulate, dtype, options, process_group, net, compile)
+    group = check_group(process_group, net)
+    check_optimizer(optimizer, average, group)
+    check_settings(accumulate, dtype, options, compile)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
     how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
-    run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average, process_group)
+    run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average, group)
     return TrainStep(run, run, donate, how)
 
 
@@ -178,6 +167,11 @@ class TrainStep:
             >>> sorted(step.init(seed=0).keys())
             ['optimizer', 'params', 'rng', 'step']
         """
+        with all_together(f"{OP}.init", self._step.process_group):
+            return self._first(module, buffers, seed)
+
+    def _first(self, module: Any, buffers: TensorDict | None, seed: int | None) -> TensorDict:
+        """The state before the first step, the same on all ranks."""
         run = self._step
         params, own = run.loss.parts(module, buffers)
         if not params._leaves:
@@ -203,8 +197,8 @@ class TrainStep:
             entries["rng"] = torch.full(size, mixed(seed), dtype=torch.int64)
         state = TensorDict(entries, size)
         if run.process_group is not None:
-            alike = state if group_of(run.optimizer) is None else state.exclude("optimizer")
-            as_on_first(alike, device, run.process_group)
+            known = [*given, *["optimizer"] * (group_of(run.optimizer) is not None)]
+            as_on_first(state.exclude(*known), device, run.process_group)
         return state if run.process_group is None else with_locals(state, TensorDict({"optimizer": held}))
 
     def __call__(self, state: TensorDict, batch: Any = MISSING) -> tuple[TensorDict, TensorDict]:
@@ -218,10 +212,16 @@ class TrainStep:
             DtypeError: no batch; a loss of another type.
             ShapeError: a loss of more than one number; a batch of fewer rows than parts.
             NonfiniteError: with `error_if_nonfinite`, an infinite or NaN loss or gradient.
+            DistError: another rank raised an error, which is named, or is gone.
         """
         if batch is MISSING:
             hint = "state, metrics = step(state, batch), the first state from step.init()"
             raise DtypeError(message(OP, "a state and a batch", f"{describe(state)} alone", hint=hint))
+        with all_together(OP, self._step.process_group):
+            return self._taken(state, batch)
+
+    def _taken(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
+        """Take one step."""
         self._step.check(state, batch)
         if "_run" not in self.__dict__:  # the first call
             self._step.check_device(state, batch)
@@ -446,9 +446,8 @@ def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None
     return names
 
 
-def check_settings(accumulate: Any, dtype: Any, options: Any, group: Any, net: Any, compile: Any) -> None:
+def check_settings(accumulate: Any, dtype: Any, options: Any, compile: Any) -> None:
     """Refuse invalid settings, and an option without effect in a graph of both passes."""
-    check_group(group, net)
     expect(OP, compile, bool, of=" for compile")
     if BUDGET in (options or {}):
         hint = "checkpoint_blocks(net, kind, policy=[torch.ops.aten.addmm]) says what is kept"

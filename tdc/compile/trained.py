@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from tdc.compile.counts import Counts, counted, counts_of
 from tdc.compile.loss import read_result
 from tdc.compile.one_step import Step
+from tdc.compile.rank_errors import all_together
+from tdc.compile.ranks import mean_over_ranks, summed
 from tdc.compile.train_metrics import rows_of, tokens_of
 from tdc.compile.train_state import locals_of
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
@@ -51,8 +53,9 @@ class Evaluation:
             hint = "metrics = evaluate(state, batch), with the state of the training step"
             raise DtypeError(message(EVAL, "a state and a batch", f"{describe(state)} alone", hint=hint))
         self._step.check(state, batch)
-        own = state if self._step.process_group is None else locals_of(state)
-        with torch.no_grad():
+        group = self._step.process_group
+        own = state if group is None else locals_of(state)
+        with torch.no_grad(), all_together(EVAL, group):
             return self._run(own, batch)
 
     @cached_property
@@ -66,18 +69,33 @@ class Evaluation:
         buffers = state["buffers"] if "buffers" in state._nodes else None
         fn = self._step.loss.fn if self._fn is None else self._fn
         out, _ = self._step.called(fn, params, buffers, batch, training=False)
-        count: Any = {}
         if isinstance(out, (Mapping, TensorDict)):
             found = dict(out.items())
+            count: Any = {}
         else:
             result = read_result(out, None, None)
             count, found = result.count, dict(result.aux.items())
             found = {"loss": result.loss, **found} if "loss" in self._metrics else found
+            if self._step.process_group is not None:
+                return self.of_all(TensorDict(found), batch, count, result.loss)
+        return TensorDict({**found, **self.sizes(batch, count)})
+
+    def sizes(self, batch: Any, count: Any) -> dict[str, Tensor]:
+        """Numbers of tokens and rows of a batch, where they are asked for."""
+        found: dict[str, Tensor] = {}
         if "tokens" in self._metrics:
             found["tokens"] = tokens_of(batch, count)
         if "rows" in self._metrics:
             found["rows"] = rows_of(batch)
-        return TensorDict(found)
+        return found
+
+    def of_all(self, metrics: TensorDict, batch: Any, count: Any, loss: Tensor) -> TensorDict:
+        """The metrics of the batches of all ranks."""
+        group = self._step.process_group
+        found, total = mean_over_ranks(metrics, self._step.weight_of(count, batch, loss), group)
+        sizes = self.sizes(batch, total if isinstance(count, Tensor) else {})
+        own = {(name,): x for name, x in sizes.items() if not (name == "tokens" and isinstance(count, Tensor))}
+        return found.update({**sizes, **{path[0]: x for path, x in summed(own, group).items()}})
 
     @property
     def counts(self) -> Counts:

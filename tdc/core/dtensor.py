@@ -59,5 +59,5 @@ def group_from(op: str, given: Any, *, hint: str) -> Any:
             raise ShapeError(message(op, "a mesh of one dim", f"one of {given.ndim}", hint=cure))
         return given.get_group()
     if not (dist.is_available() and isinstance(given, dist.ProcessGroup)):
-        raise DtypeError(message(op, "a process group or a DeviceMesh", describe(given), hint=hint))
+        raise DtypeError(message(op, "a process group", describe(given), hint=hint))
     return given

@@ -75,6 +75,18 @@ class NonfiniteError(TdcError, FloatingPointError):
     """Numbers that are infinite or NaN, where a check for them is on. Cure: what the hint says."""
 
 
+class DistError(TdcError, RuntimeError):
+    """A rank that is gone or came too late, in `op`. Cure: start all ranks again, the group cannot be used any more.
+
+    Attributes:
+        rank: the other rank where one is known, else this one.
+        op: name of the call.
+    """
+
+    rank = -1
+    op = ""
+
+
 class ImmutableError(TdcError, TypeError):
     """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
 

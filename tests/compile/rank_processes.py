@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import tdc
-from tdc import TensorDict
+from tdc import DistError, TensorDict
 from tdc.compile import train_step
 from tdc.optim import adamw, chain, clip_by_global_norm
 
@@ -159,6 +161,83 @@ def collectives_in_graphs(rank: int) -> None:
         both(rank, make(SumOfRanks.apply), make(alone), compile=True, backend="aot_eager")
 
 
+def empty_ranks(rank: int) -> None:
+    """A rank without examples adds nothing: not to a mean, not to a sum with a count, not in parts."""
+    td = whole()[:2]  # all of it on rank 0
+    assert len(part(td, 1)) == 0
+    for loss in (cross_entropy, by_tokens):
+        both(rank, loss, loss, batch=td)
+        both(rank, loss, loss, batch=td, accumulate=2)
+        both(rank, loss, loss, batch=td, skip_nonfinite=True)
+
+
+def evaluation_of_all(rank: int) -> None:
+    """Evaluation is of the batches of all ranks; a function that returns a dict is of this rank."""
+    for loss in (cross_entropy, by_tokens):
+        for td in (whole(), whole()[:2]):
+            names: Any = ("loss", "rows", "tokens")
+            step = train_step(net(), loss, OPTIMIZER, process_group=group(), compile=False)
+            single = train_step(net(), loss, OPTIMIZER, compile=False)
+            found = step.eval(metrics=names)(step.init(), part(td, rank))
+            for name, value in single.eval(metrics=names)(single.init(), td).items():
+                assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+    evaluate = step.eval(lambda net, td: {"scores": net(td["x"]).values}, metrics=("rows",))
+    assert evaluate(step.init(), part(whole(), rank))["rows"] == len(part(whole(), rank))
+
+
+def dtypes_that_travel(rank: int) -> None:
+    """One parameter in float64 travels so alone; 1,200 leaves are broadcast in four messages at most."""
+    sent: list[tuple[str, torch.dtype, int]] = []
+    reduce, broadcast = dist.all_reduce, dist.broadcast
+
+    def noted(name: str, fn: Any) -> Any:
+        def run(x: Tensor, **how: Any) -> Any:
+            sent.append((name, x.dtype, x.numel()))
+            return fn(x, **how)
+
+        return run
+
+    dist.all_reduce, dist.broadcast = noted("all_reduce", reduce), noted("broadcast", broadcast)
+    try:
+        params = {f"w{i}": torch.randn(3) for i in range(400)} | {"s": torch.randn(2, dtype=torch.float64)}
+        step = train_step(lambda p, x: (p["w3"].sum() * p["s"].sum() * x.sum()).float(), adamw(), process_group=group(),
+                          compile=False)
+        state = step.init(TensorDict(params))
+        assert [name for name, *_ in sent] == ["broadcast"] * 2
+        sent.clear()
+        step(state, torch.ones(rank + 1, 2))
+        kinds = sorted([(str(dtype), n) for _, dtype, n in sent])
+        assert kinds == [("torch.float32", 1202), ("torch.float64", 2)], kinds  # the loss and the weight, too
+    finally:
+        dist.all_reduce, dist.broadcast = reduce, broadcast
+
+
+def errors_of_one_rank(rank: int) -> None:
+    """The others learn which rank failed and why, in seconds. Last: the group is of no use any more."""
+
+    def loss(net: nn.Module, td: TensorDict) -> Tensor:
+        if td["x"].values.shape[0] < 5:
+            raise ValueError("too few tokens")
+        return cross_entropy(net, td)
+
+    step = train_step(net(), loss, OPTIMIZER, process_group=group(), compile=False)
+    state = step.init()
+    for _ in range(2):  # where all of them raise, the group can be used
+        with pytest.raises(ValueError, match="too few"):
+            step(state, whole()[:1])
+    step(state, whole())
+    begin, one = time.monotonic(), rank == 1
+    words = "too few tokens" if one else "at rank 1: too few tokens"
+    with pytest.raises(ValueError if one else DistError, match=words):
+        step(state, whole()[:1] if one else whole())
+    assert time.monotonic() - begin < 8
+
+
+def by_tokens(net: nn.Module, batch: TensorDict) -> Any:
+    out = net(batch["x"])
+    return out.square().sum((1, 2)).sum(), batch["x"].lengths.sum(), {"mean": out.values.mean()}
+
+
 def cross_entropy(net: nn.Module, batch: TensorDict) -> Tensor:
     return F.cross_entropy(net(batch["x"]).sum(1), batch["label"])
 
@@ -169,4 +248,4 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=120), size, number)
     for name in names.split(","):
         globals()[name](number)
-    leave()
+    leave(dead="errors_of_one_rank" in names)
