@@ -5,6 +5,7 @@ Their module is loaded where one is made, and not before: there is no DTensor wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +35,36 @@ def with_local(local: Tensor, like: Any) -> Any:
     return made.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def replicated(x: Any, like: Any) -> Any:
+    """A tensor that each process has whole, as a DTensor on the mesh of another one. Numbers stay as they are."""
+    if not isinstance(x, Tensor) or not x.ndim or is_dtensor(x):
+        return x
+    made, mesh = untyped.distributed.tensor, like.device_mesh
+    return made.DTensor.from_local(x, mesh, [made.Replicate()] * mesh.ndim, run_check=False)
+
+
+def with_replicas(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of which tensors beside a DTensor are taken as whole ones on its mesh."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        like = next((x for x in (*args, *kwargs.values()) if is_dtensor(x)), None)
+        if like is None:
+            return fn(*args, **kwargs)
+        return fn(*[replicated(x, like) for x in args], **{name: replicated(x, like) for name, x in kwargs.items()})
+
+    return run
+
+
+def part_at(x: Any, idx: Any) -> Any:
+    """`x[idx]` of a DTensor, for an index that each process has whole."""
+    given: list[Any] = [*idx] if isinstance(idx, tuple) else [idx]
+    parts: list[Any] = []
+    for part in given:
+        is_mask = part.dtype == torch.bool and part.ndim > 0 if isinstance(part, Tensor) else False
+        parts += part.nonzero(as_tuple=True) if is_mask else [part]
+    return x[tuple([replicated(part, x) for part in parts])]
 
 
 def vector_of(local: Tensor, length: int, group: Any) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
+from tdc.core.dtensor import is_dtensor
 from tdc.optim import foreach as c
 from tdc.optim.base import DOUBLE, of_columns, wide
 from tdc.optim.checks import check_grads, check_keys, check_numbers, trainable
@@ -39,9 +41,16 @@ def global_norm(td: TensorDict) -> Tensor:
         return torch.zeros(td._size, device=td._device)
     dtype = torch.float64 if any([x.dtype in DOUBLE for x in leaves]) else torch.float32
     k = len(td._size)  # where features begin; not -1: torch 2.11 traces a norm over one element to a wrong shape
-    rows = [x.flatten(k) if x.ndim > k else x.unsqueeze(k) for x in leaves]
-    norms = [torch.linalg.vector_norm(x.to(wide(x.dtype)), dim=k) for x in rows]
+    norms = [norm_of(x.to(wide(x.dtype)), k) for x in leaves]
     return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms], k), dim=k)
+
+
+def norm_of(x: Tensor, k: int) -> Tensor:
+    """The norm of a leaf over all dims from dim k; of a DTensor that of the whole."""
+    if is_dtensor(x):  # which torch cannot flatten where parts have different sizes
+        found: Any = torch.linalg.vector_norm(x, dim=tuple(range(k, x.ndim))) if x.ndim > k else x.abs()
+        return found.full_tensor()  # type: ignore[no-any-return]  # a Tensor
+    return torch.linalg.vector_norm(x.flatten(k) if x.ndim > k else x.unsqueeze(k), dim=k)
 
 
 def clip_by_global_norm(max_norm: float) -> Transform:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.container import Container
+from tdc.core.dtensor import is_dtensor, part_at
 from tdc.core.dynamo import is_on_host
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import (
@@ -110,6 +111,8 @@ def with_numbers(idx: Any) -> Any:
 
 def at(x: Tensor, idx: Any) -> Tensor:
     """`x[idx]` of a tensor, for an index as `normal_index` gives it."""
+    if type(x) is not Tensor and is_dtensor(x):
+        return part_at(x, idx.given if type(idx) is Numbers else idx)
     return idx.read(x) if type(idx) is Numbers else x[idx]
 
 
@@ -155,7 +158,7 @@ def selected(leaves: Leaves, idx: Tensor) -> Leaves:
             if type(x) is Tensor and x.is_cpu:
                 out[path] = x.index_select(0, idx)
             else:
-                out[path] = x[idx] if isinstance(x, Tensor) else picked(x, idx, known)
+                out[path] = at(x, idx) if isinstance(x, Tensor) else picked(x, idx, known)
     except (IndexError, RuntimeError):  # positions from the end, and what torch selects in the usual way only
         return indexed(leaves, idx)
     if known:

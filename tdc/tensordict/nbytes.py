@@ -16,6 +16,7 @@ import torch
 
 from tdc.core import pytree
 from tdc.core.container import Container
+from tdc.core.dtensor import local_of
 from tdc.core.dynamo import storage_id, trace_as
 from tdc.core.errors import DtypeError, describe, message
 from tdc.tensordict.leaf import unwrap
@@ -27,7 +28,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def tensors_of(leaf: Any) -> list[torch.Tensor]:
     """The tensors that a leaf is made of: itself, or the values, offsets or lengths of a ragged batch."""
     if isinstance(leaf, torch.Tensor):
-        return [leaf]
+        return [local_of(leaf)]
     return [x for x in pytree.tree_leaves(unwrap(leaf)) if isinstance(x, torch.Tensor)]
 
 
@@ -77,6 +78,7 @@ def bytes_text(count: int) -> str:
 def nbytes(td: Any) -> int:
     """Memory of all leaves in bytes: tensors, and of ragged leaves values, offsets and lengths.
 
+    Of DTensors the part of this process counts.
     What leaves share is counted once: one and the same tensor, views of one buffer, expanded dims. Objects of
     registered classes that are no pytrees of tensors do not count.
 

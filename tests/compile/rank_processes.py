@@ -13,14 +13,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from processes import leave
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing import assert_close
 
 import tdc
-from tdc import DistError, TensorDict
+from tdc import DistError, ShapeError, TensorDict
 from tdc.compile import train_step
-from tdc.optim import adamw, chain, clip_by_global_norm
+from tdc.optim import adamw, chain, clip_by_global_norm, global_norm, sharded
 
 LENGTHS = [3, 1, 2, 5, 2, 4, 6]
+OPTIMIZER_ONLY = adamw(0.05)
 OPTIMIZER = chain(clip_by_global_norm(0.1), adamw(0.05))
 OPS: Any = torch.ops._c10d_functional
 
@@ -231,6 +234,34 @@ def errors_of_one_rank(rank: int) -> None:
     with pytest.raises(ValueError if one else DistError, match=words):
         step(state, whole()[:1] if one else whole())
     assert time.monotonic() - begin < 8
+
+
+def leaves_spread_over_ranks(rank: int) -> None:
+    """DTensors of sizes that ranks do not divide: plain indices, masks, operands, norms; bytes of this process."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    full = TensorDict({"w": torch.arange(21.0).reshape(7, 3)}, [7])
+    mask, vector = torch.arange(7) % 3 != 1, torch.tensor([6, 0, 3])
+    for dim in (0, 1):
+        td = full.apply(lambda x, dim=dim: distribute_tensor(x, mesh, [Shard(dim)]))
+        for idx in (vector, mask, [1, -1], (vector,), torch.tensor(2), 3, slice(1, 6, 2), None, (mask,)):
+            assert torch.equal(td[idx]["w"].full_tensor(), full[idx]["w"]), (dim, idx)
+        functions: list[Any] = [
+            lambda x: torch.where(mask, x, x * 2), lambda x: torch.where(mask, x, 0), lambda x: x + torch.arange(7),
+            lambda x: torch.where(torch.tensor(True), x, -x),
+        ]  # fmt: skip
+        for fn in functions:
+            assert torch.equal(fn(td)["w"].full_tensor(), fn(full)["w"])
+        assert tdc.nbytes(td) == 4 * td["w"].to_local().numel() < tdc.nbytes(full)
+        plain, spread = TensorDict(full.to_dict()), TensorDict(td.to_dict())
+        clip = clip_by_global_norm(1.0)
+        found, wanted = [clip.update(x, clip.init(x), x)[0]["w"] for x in (spread, plain)]
+        assert_close(found.full_tensor(), wanted)
+        assert_close(global_norm(td), global_norm(full))
+    step = train_step(net(), cross_entropy, sharded(OPTIMIZER_ONLY, mesh), process_group=mesh, compile=False)
+    step(step.init(), part(whole(), rank))
+    other = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("a", "b"))
+    with pytest.raises(ShapeError, match=r"expected a mesh of one dim, got one of 2\nhint: mesh\['a'\]"):
+        train_step(net(), cross_entropy, OPTIMIZER, process_group=other)
 
 
 def by_tokens(net: nn.Module, batch: TensorDict) -> Any:

@@ -10,7 +10,7 @@ from processes import run_processes
 SCRIPT = Path(__file__).with_name("rank_processes.py")
 FAST = [
     "collectives_in_losses", "collectives_in_losses_in_float16", "empty_ranks", "evaluation_of_all",
-    "dtypes_that_travel", "errors_of_one_rank",
+    "dtypes_that_travel", "leaves_spread_over_ranks", "errors_of_one_rank",
 ]  # fmt: skip
 SLOW = ["collectives_in_graphs", "collectives_in_losses_in_parts"]
 

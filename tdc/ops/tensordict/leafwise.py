@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdc.core.container import Container
+from tdc.core.dtensor import with_replicas
 from tdc.core.dynamo import eager, skipped_in_graphs
 from tdc.core.errors import ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.torch_functions import list_kernel
@@ -71,6 +72,8 @@ def nary_tensordict(op: Op, call: Op) -> Op:
             return by_columns(op, call, args, kwargs)
         except RuntimeError as error:
             like, n = first_of(TensorDict, op, args, kwargs), len(args)
+            if "mixed torch.Tensor and DTensor" in str(error):
+                return by_columns(op, with_replicas(call), args, kwargs)
 
             def again(*values: Any) -> Any:
                 return call(*values[:n], **dict(zip(kwargs, values[n:], strict=True)))
