@@ -4,20 +4,22 @@
     sampler.run(make)       what a pass through the epoch yields, counted
     sampler.state_dict()    the epoch, the number of batches that were yielded, and what decides the batches
 
-A plan is a function of the settings, the seed and the epoch alone, so that a state is two numbers, and every rank makes
-the plan of all ranks without a word to the others.
+A plan is a function of the settings, the seed and the epoch alone, so that a state is some numbers, and every rank
+makes the plan of all ranks without a word to the others. Another number of ranks goes on behind the examples that were
+handed out: the rest of the epoch is dealt to them.
 
 Invariants:
   - all ranks have the same number of batches;
   - positions are on the host, whatever `torch.set_default_device` says;
   - every example is in one batch of one rank; where the last round of ranks is not full, the first examples (or
     batches) are there twice, or with `drop_last` the last ones not at all, as in
-    `torch.utils.data.DistributedSampler`;
+    `torch.utils.data.DistributedSampler`; with `even=False` the last batches are smaller, or empty;
   - what counts as yielded was handed to the loop, whatever a background thread has made beyond it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -49,14 +51,19 @@ class Plan(NamedTuple):
         """The positions of one batch."""
         return self.positions[self.bounds[i] : self.bounds[i + 1]]
 
-    def of_rank(self, rank: int, world_size: int, drop_last: bool) -> Plan:
-        """Every `world_size`-th batch. The first ones are there again at the end where the last round is not full."""
+    def of_rank(self, rank: int, world_size: int, drop_last: bool, even: bool) -> Plan:
+        """Every `world_size`-th batch. The last round is filled with the first ones, or with empty ones."""
         if world_size == 1:
             return self
         n = len(self)
         rounds = n // world_size if drop_last else -(-n // world_size)
-        chosen = [self.batch(i % n) for i in range(rank, rounds * world_size, world_size)]
-        return plan_of(chosen)
+        chosen = range(rank, rounds * world_size, world_size)
+        return plan_of([self.batch(i % n) if even or i < n else self.positions[:0] for i in chosen])
+
+    def after(self, examples: int) -> Plan:
+        """The batches behind so many examples."""
+        first = bisect_left(self.bounds, examples)
+        return Plan(self.positions[self.bounds[first] :], [end - self.bounds[first] for end in self.bounds[first:]])
 
 
 def whole_number(op: str, least: int, name: str, value: Any) -> int:
@@ -94,11 +101,14 @@ class EpochSampler(Sampler[list[int]]):
     _shuffle: bool
     _seed: int
     _drop_last: bool
+    _even: bool
     _rank: int
     _world_size: int
 
-    def __init__(self, examples: int, shuffle: Any, seed: Any, drop_last: Any, rank: Any, world_size: Any) -> None:
-        for flag, name in ((shuffle, "shuffle"), (drop_last, "drop_last")):
+    def __init__(
+        self, examples: int, shuffle: Any, seed: Any, drop_last: Any, rank: Any, world_size: Any, even: Any = True
+    ) -> None:
+        for flag, name in ((shuffle, "shuffle"), (drop_last, "drop_last"), (even, "even")):
             expect(self._op, flag, bool, of=f" for {name}")
         self._world_size = whole_number(self._op, 1, "world_size", world_size)
         self._rank = whole_number(self._op, 0, "rank", rank)
@@ -108,9 +118,12 @@ class EpochSampler(Sampler[list[int]]):
             raise ShapeError(message(self._op, f"a rank below world_size={world_size}", f"{rank}", hint=hint))
         if self._seed >= SEEDS:
             raise ShapeError(message(self._op, "a seed below 2**62", f"{seed}", hint="seed=0"))
-        self._examples, self._shuffle, self._drop_last = examples, shuffle, drop_last
+        self._examples, self._shuffle, self._drop_last, self._even = examples, shuffle, drop_last, even
         self._epoch = self._done = self._first = 0
         self._plan: Plan | None = None
+        self._begin = 0  # examples of the epoch that another number of ranks had
+        self._arranged_for = self._world_size  # ranks for whom the epoch's batches are arranged
+        self._loaded = False
 
     # -- the batches
 
@@ -120,21 +133,25 @@ class EpochSampler(Sampler[list[int]]):
 
     def _of_rank(self, order: Tensor, generator: torch.Generator) -> Plan:
         """The batches of this rank: by default every `world_size`-th one."""
-        return self._batches(order, generator).of_rank(self._rank, self._world_size, self._drop_last)
+        rest = self._batches(order, generator).after(self._begin)
+        return rest.of_rank(self._rank, self._world_size, self._drop_last, self._even)
 
-    def _planned(self) -> Plan:
-        """The batches of the epoch; the order of positions is that of DistributedSampler with the same seed."""
+    def _handed_to_all(self, batches: int) -> int:
+        """Examples of the epoch that all ranks together have had, after so many batches of each."""
+        rest = self._batches(*self._order()).after(self._begin)
+        return self._begin + rest.bounds[min(batches * self._world_size, len(rest))]
+
+    def _order(self) -> tuple[Tensor, torch.Generator]:
+        """The order of positions in the epoch, that of DistributedSampler with the same seed, and what drew it."""
         generator = torch.Generator("cpu").manual_seed(self._seed + self._epoch)
         if self._shuffle:
-            order = torch.randperm(self._examples, generator=generator, device="cpu")
-        else:
-            order = torch.arange(self._examples, device="cpu")
-        return self._of_rank(order, generator)
+            return torch.randperm(self._examples, generator=generator, device="cpu"), generator
+        return torch.arange(self._examples, device="cpu"), generator
 
     def plan(self) -> Plan:
         """The batches of the current epoch on this rank."""
         if self._plan is None:
-            self._plan = self._planned()
+            self._plan = self._of_rank(*self._order())
         return self._plan
 
     def __len__(self) -> int:
@@ -148,6 +165,9 @@ class EpochSampler(Sampler[list[int]]):
         """Yield from `make(plan, first)`, from the batch `first` on, and count what is handed out."""
         if self._handed_out():
             self.set_epoch(self._epoch + 1)
+        elif self._begin and not self._loaded:  # a new pass begins with the first batch
+            self._begin_epoch(self._epoch)
+        self._loaded = False
         plan, epoch, first = self.plan(), self._epoch, self._first
         self._first, self._done = 0, first
         items = make(plan, first)
@@ -185,15 +205,20 @@ class EpochSampler(Sampler[list[int]]):
         """
         chosen = whole_number(self._op, 0, "epoch", epoch)
         if chosen != self._epoch:
-            self._epoch, self._done, self._first, self._plan = chosen, 0, 0, None
+            self._begin_epoch(chosen)
         elif self._handed_out():
             self._done = 0
 
+    def _begin_epoch(self, epoch: int) -> None:
+        """Forget the batches of the current epoch."""
+        self._epoch, self._done, self._first, self._plan = epoch, 0, 0, None
+        self._begin, self._arranged_for, self._loaded = 0, self._world_size, False
+
     def _settings(self) -> dict[str, Any]:
-        """The settings that decide the batches, beside the epoch."""
+        """The settings that decide the batches, beside the epoch and the number of ranks."""
         return {
             "examples": self._examples, "shuffle": self._shuffle, "seed": self._seed, "drop_last": self._drop_last,
-            "world_size": self._world_size,
+            "even": self._even,
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,10 +227,13 @@ class EpochSampler(Sampler[list[int]]):
         It is the same on all ranks. The workers of a DataLoader are ahead of the loop: count there, and put the numbers
         in, `{**sampler.state_dict(), "epoch": epoch, "batch": seen}`.
         """
-        return {"epoch": self._epoch, "batch": self._done, **self._settings()}
+        place = {"epoch": self._epoch, "batch": self._done, "begin": self._begin, "arranged_for": self._arranged_for}
+        return {**place, "world_size": self._world_size, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind the batches that were handed out before `state_dict` was called.
+
+        With another number of ranks the examples that are left of the epoch are dealt to these.
 
         Raises:
             KeyPathError: keys that are missing.
@@ -220,14 +248,26 @@ class EpochSampler(Sampler[list[int]]):
             raise KeyPathError(message(op, "a state", f"a dict without {', '.join(missing)}", hint=hint))
         wrong = {k: f"{state[k]!r}, here {v!r}" for k, v in self._settings().items() if state[k] != v}
         refuse_wrong(StructureError, op, "a state of these settings", wrong, "others", "make it with the same settings")
-        epoch, batch = [whole_number(op, 0, name, state[name]) for name in ("epoch", "batch")]
-        before = self._epoch, self._done, self._first, self._plan
-        self.set_epoch(epoch)
+        epoch, batch, begin = [whole_number(op, 0, name, state[name]) for name in ("epoch", "batch", "begin")]
+        ranks, arranged_for = [whole_number(op, 1, name, state[name]) for name in ("world_size", "arranged_for")]
+        before, own = dict(self.__dict__), (self._rank, self._world_size)
+        self._begin_epoch(epoch)
+        self._begin, self._arranged_for, self._loaded = begin, arranged_for, True
+        self._rank, self._world_size = (self._rank if ranks == own[1] else 0), ranks
         if batch > len(self):
             count = len(self)
-            self._epoch, self._done, self._first, self._plan = before
+            self.__dict__.update(before)
             raise ShapeError(message(op, f"at most {count} batches in epoch {epoch}", f"{batch}", hint=hint))
-        self._done = self._first = batch
+        if ranks == own[1]:
+            self._done = self._first = batch
+            return
+        ended = batch == len(self)
+        seen = self._handed_to_all(batch)
+        (self._rank, self._world_size), self._plan = own, None
+        if ended:
+            self._begin_epoch(epoch + 1)
+        else:
+            self._begin = seen
 
 
 def lists(plan: Plan, first: int) -> Generator[list[int], None, None]:
@@ -244,13 +284,18 @@ class Batches(EpochSampler):
         self._batch_size = whole_number(self._op, 1, "batch_size", batch_size)
 
     def _of_rank(self, order: Tensor, generator: torch.Generator) -> Plan:
-        n, ranks = self._examples, self._world_size
+        order = order[self._begin :]
+        n, ranks = order.shape[0], self._world_size
         each = n // ranks if self._drop_last else -(-n // ranks)
-        if each * ranks > n:
+        if self._even and each * ranks > n:
             order = order.repeat(-(-each * ranks // n))
         mine = order[self._rank : each * ranks : ranks].contiguous()
         end = each - each % self._batch_size if self._drop_last else each
-        return Plan(mine[:end], equal_bounds(end, self._batch_size))
+        bounds = equal_bounds(end, self._batch_size)
+        return Plan(mine[:end], [min(bound, mine.shape[0]) for bound in bounds])
+
+    def _handed_to_all(self, batches: int) -> int:
+        return min(self._begin + batches * self._batch_size * self._world_size, self._examples)
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "batch_size": self._batch_size}

@@ -38,7 +38,7 @@ from tdc.core.progress import Progress, check_progress, each
 from tdc.core.typing import NestedKey
 from tdc.data.dataset import Dataset, examples_of, index_device
 from tdc.data.epochs import Batches, EpochSampler, Plan, whole_number
-from tdc.data.samplers import TokenBudgetSampler
+from tdc.data.samplers import Balanced, TokenBudgetSampler
 from tdc.io.save import PathLike
 from tdc.ragged.storage import BATCHES
 from tdc.tensordict.combine import named_leaves
@@ -138,7 +138,8 @@ def loader(
     source: TensorDict | Dataset | PathLike, batch_size: int | None = None, *,
     max_tokens: int | None = None, key: NestedKey | None = None, batch_sampler: EpochSampler | None = None,
     shuffle: bool = False, consecutive: bool = False, seed: int = 0, drop_last: bool = False, prefetch: int = 0,
-    pin_memory: bool = False, device: Any = None, rank: int = 0, world_size: int = 1, progress: Progress = False,
+    pin_memory: bool = False, device: Any = None, rank: int = 0, world_size: int = 1, even: bool = True,
+    balance: bool = False, progress: Progress = False,
 ) -> Loader:  # fmt: skip
     """Batches of examples, again and again: each pass over the result is one epoch.
 
@@ -146,7 +147,7 @@ def loader(
         source: a TensorDict, a Dataset, or the path of a store, which is opened for reading.
         batch_size: examples of a batch.
         max_tokens: in place of it, tokens of a batch: as many examples as fill it, see `TokenBudgetSampler`.
-        key: with max_tokens, the ragged leaf whose lengths count, or a leaf that holds lengths.
+        key: with max_tokens or balance, the ragged leaf whose lengths count, or a leaf that holds lengths.
         batch_sampler: in place of both, a `TokenBudgetSampler` or `BucketSampler` for as many examples.
         shuffle: another order in each epoch, that of `torch.utils.data.DistributedSampler` with the same seed.
         consecutive: with max_tokens, batches of consecutive examples also with shuffle, which then shuffles batches.
@@ -157,23 +158,24 @@ def loader(
         device: where batches go; without it they stay where the source is.
         rank, world_size: this process and the number of processes. Each example goes to one rank, and all ranks have
             the same number of batches: the first examples (with max_tokens, batches) are there twice where needed.
+        even: False for each example once, as in evaluation: the last batches of some ranks are smaller, or empty.
+        balance: with batch_size, as many tokens on each rank, whose batches have that size in the mean.
         progress: True for a bar of each epoch, or a function of how many batches are done and how many there are.
 
     Returns:
         An iterable of TensorDicts with `len()` batches. `set_epoch(epoch)` chooses an epoch; a pass that ends begins
         the next one. `state_dict()` says what was handed out, also when the thread is ahead, and
-        `load_state_dict(state)` goes on behind it, on any rank.
+        `load_state_dict(state)` goes on behind it, on any rank of any number of ranks.
 
     Raises:
         DtypeError: neither a TensorDict nor a path; not one of batch_size, max_tokens, batch_sampler.
         ShapeError: no batch dim; numbers that are too small; an example longer than max_tokens.
-        KeyPathError: max_tokens without a key, or a key that is not there.
-        StructureError: a batch_sampler for another number of examples.
+        KeyPathError, StructureError: no key, one that is not there; a batch_sampler for another number of examples.
         UnsupportedError: a device that is not there; pin_memory without one, or of leaves that are on one.
         FormatError, OSError: as `tdc.io.load`.
 
     Compile:
-        Eager only. Batches are what `td[positions]` gives, and go into compiled functions as that does.
+        Eager only. Batches go into compiled functions as `td[positions]` does.
 
     Example:
         >>> td = TensorDict({"x": torch.arange(5)}, [5])
@@ -185,13 +187,12 @@ def loader(
         `torch.utils.data.DataLoader`, `torch.utils.data.DistributedSampler`.
     """
     td = examples_of(OP, source)
-    settings = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "rank": rank, "world_size": world_size}
-    sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, consecutive, settings)
+    settings = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "even": even}
+    settings |= {"rank": rank, "world_size": world_size}
+    sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, consecutive, balance, settings)
     ahead = whole_number(OP, 0, "prefetch", prefetch)
-    expect(OP, pin_memory, bool, of=" for pin_memory")
     check_progress(OP, progress)
-    if pin_memory:
-        check_pinning(td)
+    check_pinning(td, pin_memory)
     return Loader(td, sampler, ahead, pin_memory, as_own_device(OP, device), progress)
 
 
@@ -279,7 +280,7 @@ def to_device(
 
 
 def sampler_of(
-    td: TensorDict, batch_size: Any, max_tokens: Any, key: Any, batch_sampler: Any, consecutive: Any,
+    td: TensorDict, batch_size: Any, max_tokens: Any, key: Any, batch_sampler: Any, consecutive: Any, balance: Any,
     settings: dict[str, Any],
 ) -> EpochSampler:  # fmt: skip
     """The sampler that one of three arguments asks for."""
@@ -292,20 +293,26 @@ def sampler_of(
         raise DtypeError(
             message(OP, "consecutive beside max_tokens", names[0], hint="shuffle=False for batches in order")
         )
+    expect(OP, balance, bool, of=" for balance")
+    if balance and batch_size is None:
+        hint = "leave balance out: batches that are full of tokens are balanced"
+        raise DtypeError(message(OP, "balance beside batch_size", names[0], hint=hint))
+    if balance:
+        return Balanced(lengths_at(td, key, "balance"), batch_size, **settings)
     if batch_size is not None:
         return Batches(len(td), batch_size, **settings)
     if max_tokens is not None:
-        return TokenBudgetSampler(lengths_at(td, key), max_tokens, consecutive=consecutive, **settings)
+        return TokenBudgetSampler(lengths_at(td, key, "max_tokens"), max_tokens, consecutive=consecutive, **settings)
     check_sampler(batch_sampler, len(td), settings)
     return batch_sampler
 
 
-def lengths_at(td: TensorDict, key: Any) -> Any:
-    """The leaf whose lengths count for max_tokens."""
+def lengths_at(td: TensorDict, key: Any, name: str) -> Any:
+    """The leaf whose lengths count for max_tokens and balance."""
     ragged = [show(p) for p, x in td._leaves.items() if isinstance(x, BATCHES)]
     if key is None:
         hint = f"key={ragged[0]!r}" if ragged else "key= of a leaf with the lengths of examples"
-        raise KeyPathError(message(OP, "a key whose tokens max_tokens counts", "none", hint=hint))
+        raise KeyPathError(message(OP, f"a key whose tokens {name} counts", "none", hint=hint))
     found = unwrap(named_leaves(OP, td, [key])[1][0])
     if isinstance(found, BATCHES) or (isinstance(found, Tensor) and found.ndim == len(td._size)):
         return found
@@ -319,7 +326,7 @@ def check_sampler(sampler: Any, examples: int, settings: dict[str, Any]) -> None
         hint = "torch.utils.data.DataLoader(tdc.data.Dataset(td), batch_sampler=..., collate_fn=tdc.data.collate)"
         expected = "a tdc.data.TokenBudgetSampler or BucketSampler"
         raise DtypeError(message(OP, expected, describe(sampler), hint=hint))
-    defaults = {"shuffle": False, "seed": 0, "drop_last": False, "rank": 0, "world_size": 1}
+    defaults = {"shuffle": False, "seed": 0, "drop_last": False, "rank": 0, "world_size": 1, "even": True}
     extra = [name for name, value in settings.items() if value != defaults[name]]
     if extra:
         hint = f"{type(sampler).__name__}(..., {extra[0]}=...)"
@@ -330,8 +337,11 @@ def check_sampler(sampler: Any, examples: int, settings: dict[str, Any]) -> None
         raise StructureError(message(OP, f"a batch_sampler for {examples} examples", got, hint=hint))
 
 
-def check_pinning(td: TensorDict) -> None:
+def check_pinning(td: TensorDict, pin_memory: Any) -> None:
     """Refuse to pin where there is no device to pin for, and what is on a device already."""
+    expect(OP, pin_memory, bool, of=" for pin_memory")
+    if not pin_memory:
+        return
     try:
         torch.empty(1, device="cpu").pin_memory()
     except RuntimeError as error:

@@ -13,6 +13,7 @@ Invariants: every example is in exactly one batch; no batch exceeds the budget.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from heapq import heapreplace
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, ShapeError, describe, message
-from tdc.data.epochs import EpochSampler, Plan, equal_bounds, plan_of, whole_number
+from tdc.data.epochs import Batches, EpochSampler, Plan, equal_bounds, plan_of, whole_number
 from tdc.layout.segments import lengths_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -89,6 +90,7 @@ class TokenBudgetSampler(EpochSampler):
         drop_last: leave out the last batch if it is not full and, with several ranks, batches that not all ranks have.
         rank, world_size: this process and the number of processes: a batch goes to one rank. Where the number of
             batches is no multiple, the first batches are there twice.
+        even: False for empty batches in place of those that are there twice.
 
     Raises:
         ShapeError: examples longer than the budget, named by their positions; no vector of lengths.
@@ -110,13 +112,13 @@ class TokenBudgetSampler(EpochSampler):
 
     def __init__(
         self, lengths: Any, max_tokens: int, *, shuffle: bool = True, consecutive: bool = False, seed: int = 0,
-        drop_last: bool = False, rank: int = 0, world_size: int = 1,
+        drop_last: bool = False, rank: int = 0, world_size: int = 1, even: bool = True,
     ) -> None:  # fmt: skip
         expect(self._op, consecutive, bool, of=" for consecutive")
         found = example_lengths(self._op, lengths)
         self._max_tokens = whole_number(self._op, 1, "max_tokens", max_tokens)
         refuse_longer(self._op, found, self._max_tokens)
-        super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
+        super().__init__(len(found), shuffle, seed, drop_last, rank, world_size, even)
         self._lengths, self._consecutive = found, consecutive
 
     def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
@@ -269,7 +271,7 @@ class BucketSampler(EpochSampler):
         window: how many batches are sorted by length together: more for less padding, fewer for batches that are more
             random. Of 1, batches are random.
         shuffle: another order in each epoch; without it windows are of consecutive examples, and batches in order.
-        seed, drop_last, rank, world_size: as of `TokenBudgetSampler`.
+        seed, drop_last, rank, world_size, even: as of `TokenBudgetSampler`.
 
     Raises:
         ShapeError, DtypeError: no vector of lengths; other arguments that are none.
@@ -290,12 +292,12 @@ class BucketSampler(EpochSampler):
 
     def __init__(
         self, lengths: Any, batch_size: int, *, window: int = 100, shuffle: bool = True, seed: int = 0,
-        drop_last: bool = False, rank: int = 0, world_size: int = 1,
+        drop_last: bool = False, rank: int = 0, world_size: int = 1, even: bool = True,
     ) -> None:  # fmt: skip
         found = example_lengths(self._op, lengths)
         self._batch_size = whole_number(self._op, 1, "batch_size", batch_size)
         self._window = whole_number(self._op, 1, "window", window)
-        super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
+        super().__init__(len(found), shuffle, seed, drop_last, rank, world_size, even)
         self._lengths = found
 
     def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
@@ -305,7 +307,7 @@ class BucketSampler(EpochSampler):
         order = order[longest_first][windows[longest_first].argsort(stable=True)]
         count = n // size  # of full batches
         if self._shuffle:
-            ranks = self._world_size
+            ranks = self._arranged_for
             rounds = torch.randperm(count // ranks, generator=generator, device="cpu")
             first = (rounds[:, None] * ranks + torch.arange(ranks, device="cpu")).flatten()
             chosen = torch.cat([first, torch.arange(len(first), count, device="cpu")])
@@ -316,3 +318,31 @@ class BucketSampler(EpochSampler):
     def _settings(self) -> dict[str, Any]:
         more = {"batch_size": self._batch_size, "window": self._window, "tokens": int(self._lengths.sum())}
         return {**super()._settings(), **more}
+
+
+class Balanced(Batches):
+    """Batches of a fixed number of examples in the mean, of as many tokens on each rank.
+
+    In each round of ranks the longest example goes first, and each to the rank with the fewest tokens.
+    """
+
+    def __init__(self, lengths: Any, batch_size: Any, **settings: Any) -> None:
+        found = example_lengths(self._op, lengths)
+        super().__init__(len(found), batch_size, **settings)
+        self._lengths = found
+
+    def _of_rank(self, order: Tensor, generator: torch.Generator) -> Plan:
+        left, lengths, ranks = order[self._begin :].tolist(), self._lengths.tolist(), self._world_size
+        size = self._batch_size * ranks
+        end = len(left) - len(left) % size if self._drop_last else len(left)
+        mine: list[list[int]] = []
+        for begin in range(0, end, size):
+            some = sorted(left[begin : begin + size], key=lengths.__getitem__, reverse=True)
+            shares, _ = spread(some, lengths, sys.maxsize, ranks)
+            if self._even:  # where the last round has fewer examples than ranks
+                shares = [share or left[:1] for share in shares]
+            mine.append(shares[self._rank])
+        return plan_of([torch.tensor(batch, dtype=torch.int64, device="cpu") for batch in mine])
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "tokens": int(self._lengths.sum())}

@@ -307,6 +307,10 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"batch_size": 0}, ShapeError, "batch_size of 1 or more, got 0"),
     ({"batch_size": 2.5}, DtypeError, "expected an int for batch_size, got float\nhint: batch_size=1"),
     ({"batch_size": True}, DtypeError, "expected an int for batch_size, got bool"),
+    ({"max_tokens": 90, "key": "tokens", "balance": True}, DtypeError, "balance beside batch_size, got max_tok"),
+    ({"batch_size": 9, "balance": True}, KeyPathError, "expected a key whose tokens balance counts, got none"),
+    ({"batch_size": 9, "balance": 1}, DtypeError, "for balance"),
+    ({"batch_size": 9, "even": 1}, DtypeError, "for even"),
     ({"max_tokens": 90}, KeyPathError, "expected a key whose tokens max_tokens counts, got none\nhint: key='tokens'"),
     ({"max_tokens": 90, "key": "token"}, KeyPathError, "tokens"),
     ({"max_tokens": 90, "key": "f"}, DtypeError, "expected a ragged batch, or lengths"),
@@ -354,13 +358,95 @@ def test_wrong_sources(source: Any, error: type[Exception], words: str):
     assert words in str(caught.value)
 
 
+WAYS: list[dict[str, Any]] = [
+    {"batch_size": 4}, {"batch_size": 4, "balance": True, "key": "tokens"}, {"max_tokens": 90, "key": "tokens"},
+    {"max_tokens": 90, "key": "tokens", "consecutive": True}, {"bucket": 5},
+]  # fmt: skip
+
+
+def of_ranks(data: TensorDict, world_size: int, bucket: int = 0, **how: Any) -> list[Any]:
+    """Loaders of all ranks."""
+    settings = {"shuffle": True, "seed": 5, "even": False, "world_size": world_size}
+    if bucket:
+        tokens = data["tokens"]
+        return [
+            loader(data, batch_sampler=BucketSampler(tokens, bucket, rank=r, **settings)) for r in range(world_size)
+        ]
+    return [loader(data, rank=r, **settings, **how) for r in range(world_size)]
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_another_number_of_ranks_goes_on_behind_what_was_handed_out(how: dict[str, Any]):
+    data, seen = text(60), list[int]()
+    state: Any = None
+    for world_size, steps in ((2, 1), (2, 1), (3, 1), (1, 2), (4, 99)):
+        ranks = of_ranks(data, world_size, **how)
+        for batches in ranks:
+            if state is not None:
+                batches.load_state_dict(json.loads(json.dumps(state)))
+        assert len({len(batches) for batches in ranks}) == 1
+        passes = [iter(batches) for batches in ranks]
+        for _ in range(min(steps, len(ranks[0]) - (ranks[0].batch_sampler._first))):
+            seen += [i for batches in passes for i in next(batches)["id"].tolist()]
+        assert len({str(batches.state_dict()) for batches in ranks}) == 1
+        state = ranks[0].state_dict()
+    assert sorted(seen) == list(range(60))
+    once = of_ranks(data, 3, **how)[0]
+    once.load_state_dict(state)  # the epoch is over
+    assert (once.epoch, once.state_dict()["begin"], once.state_dict()["batch"]) == (1, 0, 0)
+    assert len(list(once)) == len(of_ranks(data, 3, **how)[0])
+
+
+def test_a_new_pass_begins_with_the_first_batch_whoever_had_it_before():
+    [two], three = of_ranks(td(), 1, batch_size=4), of_ranks(td(), 3, batch_size=4)[0]
+    next(iter(two))
+    three.load_state_dict(two.state_dict())
+    assert len(three) == 2
+    next(iter(three))
+    next(iter(three))
+    assert (len(three), three.state_dict()["begin"]) == (2, 0)
+    assert len(list(of_ranks(td(), 3, batch_size=4)[0])) == 2
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("n", [0, 1, 3, 41])
+def test_evaluation_sees_each_example_once(how: dict[str, Any], n: int):
+    ranks = [list(batches) for batches in of_ranks(text(60)[:n], 4, **how)]
+    assert len({len(batches) for batches in ranks}) == 1
+    assert sorted([i for batches in ranks for batch in batches for i in batch["id"].tolist()]) == list(range(n))
+    assert all(len(batch["tokens"]) == len(batch) for batches in ranks for batch in batches)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_get_as_many_tokens(drop_last: bool):
+    data = text(203)
+    how: dict[str, Any] = {"batch_size": 16, "shuffle": True, "world_size": 4, "drop_last": drop_last}
+    plain, ours = [
+        [list(loader(data, rank=r, **how, **more)) for r in range(4)]
+        for more in ({}, {"balance": True, "key": "tokens"})
+    ]
+    assert {len(batches) for batches in ours} == ({3} if drop_last else {4})
+
+    def spread(ranks: list[list[TensorDict]]) -> float:
+        sums = torch.tensor([[float(batch["n"].sum()) for batch in batches[:3]] for batches in ranks])
+        return (sums.amax(0) / sums.mean(0)).max().item()
+
+    assert spread(ours) < 1.01 < spread(plain)
+    seen = [i for batches in ours for batch in batches for i in batch["id"].tolist()]
+    assert len(seen) == len(set(seen)) == (192 if drop_last else 203)
+    for k in range(3):  # the round has the examples that it has without
+        rounds = [sorted([i for batches in ranks for i in batches[k]["id"].tolist()]) for ranks in (plain, ours)]
+        assert rounds[0] == rounds[1]
+
+
 def test_wrong_states():
     batches = loader(td(), batch_size=5, shuffle=True)
     next(iter(batches))
     good = batches.state_dict()
     for change, error, words in [
         ({"seed": 7}, StructureError, "at seed: 7, here 0"),
-        ({"examples": 22, "world_size": 2}, StructureError, "got 2 others\nat examples: 22, here 23\nat world_size"),
+        ({"examples": 22, "even": False}, StructureError, "got 2 others\nat examples: 22, here 23\nat even: False"),
+        ({"batch": 4, "world_size": 2}, ShapeError, "expected at most 3 batches in epoch 0, got 4"),
         ({"batch": 99}, ShapeError, "expected at most 5 batches in epoch 0, got 99"),
         ({"batch": -1}, ShapeError, "batch of 0 or more"),
         ({"epoch": "1"}, DtypeError, "expected an int for "),
