@@ -30,7 +30,8 @@ from tdc.compile.micro_batches import (
     sum_over_parts,
     weighted,
 )
-from tdc.compile.ranks import all_summed, sum_over_ranks, summed
+from tdc.compile.ranks import Exchange, all_summed, sum_over_ranks, summed
+from tdc.compile.shards import Shards
 from tdc.compile.train_metrics import global_norm, metrics_of, rate_of
 from tdc.compile.train_state import advanced, chosen, next_scale, next_state, unscaled
 from tdc.core.dtypes import widened
@@ -63,7 +64,17 @@ class Step:
     skip_nonfinite: bool
     error_if_nonfinite: bool
     average: Any
-    process_group: Any = None
+    exchange: Exchange | None = None
+
+    @property
+    def process_group(self) -> Any:
+        """Processes that take the step together; None for one."""
+        return None if self.exchange is None else self.exchange.group
+
+    @property
+    def shards(self) -> Shards | None:
+        """The update in parts, where each rank has one."""
+        return None if self.exchange is None else self.exchange.shards
 
     @property
     def title(self) -> str:
@@ -80,7 +91,8 @@ class Step:
         scale = state["scaler", "scale"] if self.scales else None
         found = self.gradients(params, buffers, batch, scale)
         new: dict[str, Any] = {}
-        new["params"], new["optimizer"] = self.optimizer.update(found.grads, before, params)
+        update = self.optimizer.update if self.shards is None else self.shards.update
+        new["params"], new["optimizer"] = update(found.grads, before, params)
         if self.average is not None:
             new["params"], new["average"] = self.average.update(new["params"], state["average"], params)
         if buffers is not None:
@@ -119,7 +131,7 @@ class Step:
         if "lr" in self.metrics:
             known["lr"] = rate_of(self.optimizer, before, after)
         if self.skips or "grad_norm" in self.metrics or "finite" in self.metrics:
-            known["grad_norm"] = norm = global_norm(found.grads)
+            known["grad_norm"] = norm = global_norm(found.grads, None if self.shards is None else self.process_group)
             loss = found.metrics["loss"].isfinite()
             known["finite"] = loss if self.scales else loss & norm.isfinite()  # a scale that is too large is no error
         return known
@@ -142,9 +154,9 @@ class Step:
             else:
                 loops = group is None or not self.divides_first(params)
                 sums = sum_over_parts(of, params, buffers, batch, parts, loops)
-            if group is not None:
-                sums, rows = sum_over_ranks(sums, rows, buffers, group)
-            found = mean_of(sums, params, rows)
+            if self.exchange is not None:
+                sums, rows = sum_over_ranks(sums, rows, params, buffers, self.exchange)
+            found = mean_of(sums, params if self.shards is None else self.shards.own(params), rows)
         return found if scale is None else found._replace(grads=unscaled(found.grads, scale))
 
     def sums_of(self, params: TensorDict, buffers: Any, part: Any, scale: Tensor | None, in_loop: bool) -> Gradients:
@@ -166,7 +178,8 @@ class Step:
 
     def divides_first(self, params: TensorDict) -> bool:
         """True if ranks divide by the weight of all before the backward pass, since float16 holds no sums."""
-        return self.scales or any([p.dtype == torch.float16 for p in params._leaves.values()])
+        travels = None if self.exchange is None else self.exchange.dtype
+        return self.scales or torch.float16 in [travels, *[p.dtype for p in params._leaves.values()]]
 
     def gradients_of(
         self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None, in_loop: bool

@@ -13,14 +13,18 @@ without examples adds nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tdc.compile._torch.processes import finished, started
+from tdc.compile._torch.tracing import at_trace_time, keep_under_way
+from tdc.compile.gradients import with_leaves
 from tdc.compile.loss import not_zero
 from tdc.compile.micro_batches import Gradients, weighted
+from tdc.compile.shards import Shards, is_inexact, packs
 from tdc.core.dtensor import group_from
 from tdc.core.dtypes import sum_dtype
 from tdc.core.dynamo import under_transform
@@ -72,7 +76,9 @@ def as_on_first(td: TensorDict, device: torch.device, group: Any) -> TensorDict:
     }
     hint = "build the same net on all ranks"
     refuse_wrong(StructureError, f"{OP}.init", "the tensors of rank 0", wrong, "that differ", hint)
-    for some in packs([x for x in td._leaves.values() if x.numel()], PACK):
+    leaves = [x for x in td._leaves.values() if x.numel()]
+    for positions in packs([x.numel() * x.element_size() for x in leaves], PACK):
+        some = [leaves[i] for i in positions]
         flat = torch.cat([x.to(device).contiguous().reshape(-1).view(torch.uint8) for x in some])
         dist.broadcast(flat, group=group, group_src=0)
         for x, piece in zip(some, flat.split([x.numel() * x.element_size() for x in some]), strict=True):
@@ -80,56 +86,71 @@ def as_on_first(td: TensorDict, device: torch.device, group: Any) -> TensorDict:
     return td
 
 
-def packs(tensors: list[Tensor], most: int) -> list[list[Tensor]]:
-    """Tensors in order, put together up to so many bytes."""
-    found: list[list[Tensor]] = []
-    size = most
-    for x in tensors:
-        own = x.numel() * x.element_size()
-        if not found or size + own > most:
-            found.append([])
-            size = 0
-        found[-1].append(x)
-        size += own
-    return found
+class Exchange(NamedTuple):
+    """How gradients are reduced: by which processes, in messages of how many bytes, in which dtype, to which parts."""
+
+    group: Any
+    most: int
+    dtype: torch.dtype | None
+    shards: Shards | None
 
 
-def sum_over_ranks(sums: Gradients, rows: Any, before: Any, group: Any) -> tuple[Gradients, Tensor]:
+def sum_over_ranks(
+    sums: Gradients, rows: Any, params: TensorDict, before: Any, how: Exchange
+) -> tuple[Gradients, Tensor]:
     """Add the sums of all ranks, and return the sum of weights. Buffers are weighted means; `before` if nothing counts.
 
-    Whole numbers among metrics are summed.
+    Whole numbers among metrics are summed. Gradients are those of all parameters, or of this rank's part.
     """
     if under_transform():
         hint = "train members on ranks of their own, or leave process_group out"
         raise UnsupportedError(message(OP, "no vmap around a step with process_group=", "one", hint=hint))
-    first = next(iter(sums.grads._leaves.values()))
+    at_trace_time(keep_under_way)
+    grads, metrics = sums.grads, sums.metrics
+    first = next(iter(grads._leaves.values()))
     weight = sums.count if isinstance(sums.count, Tensor) else torch.ones((), device=first.device) * rows
-    whole = TensorDict({"grads": sums.grads, "metrics": sums.metrics})
-    inexact = {path: x for path, x in whole._leaves.items() if is_inexact(x)}
-    counts = {path: x for path, x in whole._leaves.items() if path not in inexact}
+    means = {path: x for path, x in metrics._leaves.items() if is_inexact(x)}
+    counts = {path: x for path, x in metrics._leaves.items() if path not in means}
     held = before._leaves if isinstance(before, TensorDict) else {}
     statistics = {path: sums.buffers._leaves[path] for path, x in held.items() if is_inexact(x)}
     own = [torch.where(weight == 0, 0, x * weight) for x in statistics.values()]
-    *found, total = sum_of_ranks([*inexact.values(), *own, weight], group)
-    whole = whole.update({**dict(zip(inexact, found[: len(inexact)], strict=True)), **summed(counts, group)})
+    numbers = [weight, *means.values(), *own]
+    travel = [sum_dtype(x.dtype) for x in numbers]
+    if how.shards is None:
+        leaves = list(grads._leaves.values())
+        dtypes = [*travel, *[how.dtype or sum_dtype(g.dtype) for g in leaves]]
+        total, *found = sum_of_ranks([*numbers, *leaves], dtypes, how.group, how.most)
+        grads = with_leaves(grads, found[len(numbers) - 1 :])
+    else:
+        grads = how.shards.summed(grads, params, how.dtype)
+        total, *found = sum_of_ranks(numbers, travel, how.group, how.most)
+    metrics = metrics.update({**dict(zip(means, found[: len(means)], strict=True)), **summed(counts, how.group)})
     buffers = sums.buffers
     if statistics:
-        means = zip(statistics.items(), found[len(inexact) :], strict=True)
         by = not_zero(total)
-        buffers = buffers.update({p: torch.where(total == 0, held[p], s / by).to(x.dtype) for (p, x), s in means})
-    count = total if isinstance(sums.count, Tensor) else sums.count
-    return Gradients(whole["grads"], whole["metrics"], buffers, count), total
+        pairs = zip(statistics.items(), found[len(means) : len(means) + len(own)], strict=True)
+        buffers = buffers.update({p: torch.where(total == 0, held[p], s / by).to(x.dtype) for (p, x), s in pairs})
+    return Gradients(grads, metrics, buffers, total if isinstance(sums.count, Tensor) else sums.count), total
 
 
-def sum_of_ranks(tensors: list[Tensor], group: Any) -> list[Tensor]:
-    """The sums over all ranks of floating-point tensors, by one exchange for float64 and one for all others."""
+def sum_of_ranks(tensors: list[Tensor], dtypes: list[torch.dtype], group: Any, most: int = PACK) -> list[Tensor]:
+    """The sums over all ranks of floating-point tensors, by exchanges of one dtype and at most so many bytes.
+
+    The last tensors go first: gradients in the order in which a backward pass finishes them.
+    """
     kinds: dict[torch.dtype, list[int]] = {}
-    for i, x in enumerate(tensors):
-        kinds.setdefault(sum_dtype(x.dtype), []).append(i)
-    found = list(tensors)
+    for i in reversed(range(len(tensors))):
+        kinds.setdefault(dtypes[i], []).append(i)
+    under_way: list[tuple[list[int], list[Tensor], Tensor]] = []
     for dtype, positions in kinds.items():
-        sums = all_summed([parts_of(tensors[i]).to(dtype) for i in positions], group)
-        for i, x in zip(positions, sums, strict=True):
+        sizes = [parts_of(tensors[i]).numel() * dtype.itemsize for i in positions]
+        for some in packs(sizes, most):
+            at = [positions[k] for k in some]
+            own = [parts_of(tensors[i]).to(dtype) for i in at]
+            under_way.append((at, own, started(joined(own), group)))
+    found = list(tensors)
+    for at, own, flat in under_way:  # all are sent before the first is waited for
+        for i, x in zip(at, cut_as(finished(flat), own), strict=True):
             found[i] = as_given(x, tensors[i])
     return found
 
@@ -138,7 +159,8 @@ def mean_over_ranks(metrics: TensorDict, weight: Tensor, group: Any) -> tuple[Te
     """Weighted means of the metrics of all ranks, and the sum of weights; whole numbers are summed."""
     means = {path: x for path, x in metrics._leaves.items() if is_inexact(x)}
     counts = {path: x for path, x in metrics._leaves.items() if path not in means}
-    *found, total = sum_of_ranks([*[weighted(x, weight) for x in means.values()], weight], group)
+    own = [*[weighted(x, weight) for x in means.values()], weight]
+    *found, total = sum_of_ranks(own, [sum_dtype(x.dtype) for x in own], group)
     new = {path: (s / not_zero(total)).to(x.dtype) for s, (path, x) in zip(found, means.items(), strict=True)}
     return metrics.update({**new, **summed(counts, group)}), total
 
@@ -152,15 +174,18 @@ def summed(counts: Mapping[Any, Tensor], group: Any) -> dict[Any, Tensor]:
 
 def all_summed(tensors: list[Tensor], group: Any) -> list[Tensor]:
     """The sums over all ranks of tensors of one dtype, by one exchange."""
-    flat = torch.cat([x.reshape(-1) for x in tensors])
-    dist.all_reduce(flat, group=group)
-    parts = flat.split([x.numel() for x in tensors])
-    return [part.reshape(x.shape) for part, x in zip(parts, tensors, strict=True)]
+    return cut_as(finished(started(joined(tensors), group)), tensors)
 
 
-def is_inexact(x: Tensor) -> bool:
-    """True for floating-point and complex tensors."""
-    return x.is_floating_point() or x.is_complex()
+def joined(tensors: list[Tensor]) -> Tensor:
+    """Tensors in one."""
+    return torch.cat([x.reshape(-1) for x in tensors])
+
+
+def cut_as(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """The inverse of `joined`."""
+    sizes = [x.numel() for x in tensors]
+    return [part.reshape(x.shape) for part, x in zip(flat.split(sizes), tensors, strict=True)]
 
 
 def parts_of(x: Tensor) -> Tensor:

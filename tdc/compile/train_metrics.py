@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tdc.compile.micro_batches import Gradients, first_size, leaves_of
@@ -36,12 +37,20 @@ def check_names(names: Any, known: Sequence[str] = NAMES) -> tuple[str, ...]:
     return tuple(given)
 
 
-def global_norm(grads: TensorDict) -> Tensor:
-    """The Euclidean norm of all gradients together."""
+def global_norm(grads: TensorDict, group: Any = None) -> Tensor:
+    """The Euclidean norm of all gradients together; with a group of those of all its processes."""
     leaves = [x for x in grads._leaves.values() if isinstance(x, Tensor)]
     norms = [torch.linalg.vector_norm(widened(x)) for x in leaves]
     dtype = max([n.dtype for n in norms], key=lambda d: d.itemsize)
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms]))
+    own = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms]))
+    return own if group is None else norm_of_all(own, group)
+
+
+def norm_of_all(own: Tensor, group: Any) -> Tensor:
+    """The norm of the parts that the processes of a group have, each of which knows its own."""
+    square = own.square()
+    dist.all_reduce(square, group=group)
+    return square.sqrt()
 
 
 def rate_of(optimizer: Any, before: TensorDict, after: TensorDict) -> Any:

@@ -40,7 +40,8 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
 from tdc.compile.one_step import DTYPES, Step, device_of
 from tdc.compile.rank_errors import all_together
-from tdc.compile.ranks import as_on_first, check_group, group_of, rank_of
+from tdc.compile.ranks import Exchange, as_on_first, check_group, group_of, rank_of
+from tdc.compile.shards import Shards
 from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import (
     SCALING,
@@ -74,8 +75,9 @@ OP = "compile.train_step"
 def train_step(
     net: Any, loss: Any, optimizer: Any = None, *, buffers: bool = False, accumulate: int = 1,
     dtype: torch.dtype | None = None, metrics: tuple[str, ...] = ("loss",), skip_nonfinite: bool = False,
-    error_if_nonfinite: bool = False, average: Any = None, process_group: Any = None, donate: bool = False,
-    compile: bool = True, backend: Any = inductor, mode: str | None = None, options: dict[str, Any] | None = None,
+    error_if_nonfinite: bool = False, average: Any = None, process_group: Any = None, shard: str | None = None,
+    reduce_dtype: torch.dtype | None = None, bucket: int = 25 << 20, donate: bool = False, compile: bool = True,
+    backend: Any = inductor, mode: str | None = None, options: dict[str, Any] | None = None,
     dynamic: bool | None = None,
 ) -> TrainStep:  # fmt: skip
     """Make a training step `(state, batch) -> (state, metrics)`; its `init` makes the first state.
@@ -93,6 +95,9 @@ def train_step(
         error_if_nonfinite: raise in such a step, or where the loss is not finite; each step waits for the device.
         average: `tdc.optim.ema(0.999)` keeps a mean of the parameters in the state, for `step.eval`.
         process_group: of `torch.distributed`, or a `DeviceMesh` with one dim; each process gives its part of the batch.
+        shard: "optimizer" keeps a part of the optimizer's state on each process, which reduces its gradients alone.
+        reduce_dtype: of gradients between processes, such as `torch.bfloat16`; by default float32, or float64.
+        bucket: bytes of gradients in one message, which the backward pass sends while it goes on.
         donate: write the new state into the memory of the old one and return it; `state.clone()` keeps a copy.
         compile, backend, mode, options, dynamic: as of `torch.compile`; `compile=False` runs eagerly.
 
@@ -115,9 +120,10 @@ def train_step(
     group = check_group(process_group, net)
     check_optimizer(optimizer, average, group)
     check_settings(accumulate, dtype, options, compile)
+    exchange = exchange_of(optimizer, group, shard, reduce_dtype, bucket)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
     how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
-    run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average, group)
+    run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average, exchange)
     return TrainStep(run, run, donate, how)
 
 
@@ -182,9 +188,10 @@ class TrainStep:
         given = {"params": params} if own is None else {"params": params, "buffers": own.apply(torch.clone)}
         if run.process_group is not None:
             as_on_first(TensorDict(given, size), device, run.process_group)
-        held = run.optimizer.init(params)
+        shards = run.shards
+        held = run.optimizer.init(params) if shards is None else shards.init(run.optimizer, params)
         entries: dict[str, Any] = {"params": params, "optimizer": unshared(locals_of(held), params)}
-        check_update(run.optimizer, params, entries["optimizer"])
+        check_update(run.optimizer, params if shards is None else shards.own(params), entries["optimizer"])
         entries["step"] = torch.zeros(size, dtype=torch.int64, device=device)
         entries |= given
         if run.average is not None:
@@ -197,7 +204,7 @@ class TrainStep:
             entries["rng"] = torch.full(size, mixed(seed), dtype=torch.int64)
         state = TensorDict(entries, size)
         if run.process_group is not None:
-            known = [*given, *["optimizer"] * (group_of(run.optimizer) is not None)]
+            known = [*given, *["optimizer"] * (shards is not None or group_of(run.optimizer) is not None)]
             as_on_first(state.exclude(*known), device, run.process_group)
         return state if run.process_group is None else with_locals(state, TensorDict({"optimizer": held}))
 
@@ -430,6 +437,31 @@ def check_optimizer(optimizer: Any, average: Any, group: Any) -> None:
     if group_of(optimizer) not in (None, group):
         got, hint = "none" if group is None else "another", "train_step(..., process_group=group), that of sharded(...)"
         raise StructureError(message(OP, "the process group of the sharded optimizer", got, hint=hint))
+
+
+def exchange_of(optimizer: Any, group: Any, shard: Any, dtype: Any, bucket: Any) -> Exchange | None:
+    """How ranks exchange gradients; None for one process. Refuses invalid settings."""
+    given = [*["shard"] * (shard is not None), *["reduce_dtype"] * (dtype is not None)]
+    if group is None and given:
+        hint = "process_group=torch.distributed.group.WORLD"
+        raise StructureError(message(OP, f"process_group= beside {given[0]}=", "none", hint=hint))
+    if shard not in (None, "optimizer"):
+        raise StructureError(message(OP, "shard='optimizer' or None", repr(shard), hint="shard='optimizer'"))
+    if dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise DtypeError(message(OP, "a floating-point reduce_dtype", f"{dtype}", hint="torch.bfloat16, or None"))
+    if not isinstance(bucket, int) or isinstance(bucket, bool) or bucket < 1:
+        raise ShapeError(message(OP, "bucket of at least 1 byte", f"{bucket!r}", hint="bucket=25 << 20"))
+    if group is None:
+        return None
+    if shard is None:
+        return Exchange(group, bucket, dtype, None)
+    over = getattr(optimizer, "over", None)
+    own = None if over is None or group_of(optimizer) is not None else over(group)
+    if own is None:
+        got = "one that looks at shapes or keys, or is sharded already"
+        hint = "chain(clip_by_global_norm(1.0), adamw(1e-3)), or optim.sharded for parts of partition"
+        raise StructureError(message(OP, "an optimizer of flat vectors for shard='optimizer'", got, hint=hint))
+    return Exchange(group, bucket, dtype, Shards(own, group, bucket))
 
 
 def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None) -> tuple[str, ...]:

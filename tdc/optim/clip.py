@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile.train_metrics import norm_of_all
 from tdc.core.arguments import expect, expect_number
 from tdc.core.dtensor import is_dtensor
 from tdc.optim import foreach as c
@@ -73,11 +74,16 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     """
     check_numbers("optim.clip_by_global_norm", max_norm=max_norm)
 
-    def clipped(grads: TensorDict, params: TensorDict) -> TensorDict:
-        scale = (max_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
-        return of_columns(grads, lambda xs: c.times(xs, scale))
+    def over(process_group: Any) -> Transform:
+        def clipped(grads: TensorDict, params: TensorDict) -> TensorDict:
+            norm = global_norm(grads)
+            norm = norm if process_group is None else norm_of_all(norm, process_group)
+            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            return of_columns(grads, lambda xs: c.times(xs, scale))
 
-    return stateless(clipped)
+        return stateless(clipped, across=over)
+
+    return over(None)
 
 
 def clip_by_norm(max_norm: float) -> Transform:

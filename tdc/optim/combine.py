@@ -78,7 +78,11 @@ def chain(*parts: Transform) -> Transform:
             updates, states[k] = part.update(updates, state[k], params)
         return updates, TensorDict(states, params.batch_size)
 
-    return of_parts(dict(zip(keys, parts, strict=True)), init, update)
+    def across(process_group: Any) -> Any:
+        found = [part.over(process_group) for part in parts]
+        return None if None in found else chain(*found)
+
+    return replace(of_parts(dict(zip(keys, parts, strict=True)), init, update), across=across)
 
 
 def masked(transform: T, select: Select) -> T:

@@ -16,14 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from tdc.core.dtensor import group_from, is_dtensor, local_of, vector_of, with_local
+from tdc.compile.shards import cut, from_all, part_of, spread, vectors_of
+from tdc.core.dtensor import group_from, is_dtensor, local_of, with_local
 from tdc.core.dynamo import under_transform
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, message, refuse_wrong
-from tdc.core.keys import parts, show
+from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.optim.checks import check_grads, check_keys, check_td, check_transform, trainable
 from tdc.optim.transform import Optimizer, around
@@ -31,8 +30,6 @@ from tdc.tensordict.paths import gathered, replaced
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 OP = "optim.sharded"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 
 
 def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
@@ -100,12 +97,7 @@ class Shards:
         check_td("optim.init", params)
         kinds = kinds_of(params)
         lengths = {name: sum([params._leaves[p].numel() for p in paths]) for name, paths in kinds.items()}
-        inner = self.optimizer.init(self.own(params, kinds))
-        spread = {
-            path: vector_of(x, lengths[parts(path)[-1]], self.group) if x.ndim else x
-            for path, x in inner._leaves.items()
-        }
-        return TensorDict({"inner": build_td(spread, inner._nodes, inner._size, inner._device)})
+        return TensorDict({"inner": spread(self.optimizer.init(self.own(params, kinds)), lengths, self.group)})
 
     def update(self, grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         check_td(OP, grads, params)
@@ -123,8 +115,7 @@ class Shards:
         leaves = params._leaves
         for name, paths in kinds.items():
             like = gathered(params._leaves, paths)
-            whole = from_all(new[name], sum([x.numel() for x in like]), self.count, self.group)
-            leaves = replaced(leaves, paths, cut(whole, like))
+            leaves = replaced(leaves, paths, cut(from_all(new[name], like, self.group), like))
         return build_td(leaves, params._nodes, params._size, params._device), TensorDict({"inner": inner})
 
     def own(self, td: TensorDict, kinds: dict[str, list[KeyPath]]) -> TensorDict:
@@ -143,36 +134,4 @@ def kinds_of(params: TensorDict) -> dict[str, list[KeyPath]]:
     elsewhere = [f"{show(p)}: {x.device}" for p, x in leaves.items() if x.device != devices[0]]
     hint = "partition of sharded parts, one for each device"
     refuse_wrong(StructureError, OP, "parameters on one device", elsewhere, "on others", hint)
-    kinds: dict[str, list[KeyPath]] = {}
-    for path, x in leaves.items():
-        kinds.setdefault(NAMES[x.dtype], []).append(path)
-    return kinds
-
-
-def part_of(tensors: list[Tensor], rank: int, count: int) -> Tensor:
-    """The part of a process in concatenated tensors: ceil(n / count) numbers of n, the last parts fewer."""
-    size = -(-sum([x.numel() for x in tensors]) // count)
-    first, begin, found = rank * size, 0, []
-    for x in tensors:
-        low, high = max(first - begin, 0), min(first + size - begin, x.numel())
-        if low < high:
-            found.append(x.reshape(-1)[low:high])
-        begin += x.numel()
-    return torch.cat(found) if found else tensors[0].new_empty(0)
-
-
-def from_all(part: Tensor, length: int, count: int, group: Any) -> Tensor:
-    """The parts of all processes, concatenated: a vector of `length`."""
-    size = -(-length // count)
-    full = torch.cat([part, part.new_zeros(size - part.shape[0])])  # all exchange as much
-    mine = torch.view_as_real(full) if part.is_complex() else full
-    found = [torch.empty_like(mine) for _ in range(count)]
-    dist.all_gather(found, mine, group=group)
-    whole = torch.cat(found)[:length]
-    return torch.view_as_complex(whole) if part.is_complex() else whole
-
-
-def cut(whole: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Split concatenated tensors into the shapes of others, each with memory of its own."""
-    sizes = [x.numel() for x in like]
-    return [part.reshape(x.shape).clone() for part, x in zip(whole.split(sizes), like, strict=True)]
+    return vectors_of(leaves)

@@ -53,6 +53,8 @@ class Transform:
         elementwise: True if a new number depends only on numbers at its own position.
         process_group: processes of `sharded`, whose states differ.
         name: shown by repr; that of the function it was made in by default.
+        across: of one that is not elementwise, a function that makes it of a process group, for leaves of which each
+            process has a part: its norms are those of all processes.
 
     Raises:
         StructureError, DtypeError, ShapeError: in `update`, updates or a state of other parameters.
@@ -72,6 +74,11 @@ class Transform:
     elementwise: bool = False
     process_group: Any = None
     name: str = ""
+    across: Callable[[Any], Any] | None = None
+
+    def over(self, process_group: Any) -> Any:
+        """This transform for leaves of which each process of a group has a part; None if it cannot be."""
+        return self if self.elementwise else None if self.across is None else self.across(process_group)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
@@ -132,11 +139,15 @@ def rates_of(parts: Mapping[str, Transform]) -> Rates:
     return rates
 
 
-def stateless(update: Callable[[TensorDict, TensorDict], TensorDict], elementwise: bool = False) -> Transform:
+def stateless(
+    update: Callable[[TensorDict, TensorDict], TensorDict], elementwise: bool = False,
+    across: Callable[[Any], Any] | None = None,
+) -> Transform:  # fmt: skip
     """A transform of gradients, `(grads, params) -> grads`, with an empty state."""
     return Transform(
         lambda params: TensorDict({}, params.batch_size),
         lambda grads, state, params: (update(grads, params), state),
         elementwise=elementwise,
         name=maker_of(update),
+        across=across,
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from inductor_code import code_of
 from processes import leave
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,9 +22,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing import assert_close
 
 import tdc
-from tdc import DistError, ShapeError, TensorDict
-from tdc.compile import train_step
-from tdc.optim import adamw, chain, clip_by_global_norm, global_norm, sharded
+from tdc import DistError, DtypeError, ShapeError, StructureError, TdcError, TensorDict
+from tdc.compile import ranks, train_step
+from tdc.optim import adamw, chain, clip_by_global_norm, ema, global_norm, masked, muon, sgd, sharded
 
 LENGTHS = [3, 1, 2, 5, 2, 4, 6]
 OPTIMIZER_ONLY = adamw(0.05)
@@ -191,17 +195,18 @@ def evaluation_of_all(rank: int) -> None:
 def dtypes_that_travel(rank: int) -> None:
     """One parameter in float64 travels so alone; 1,200 leaves are broadcast in four messages at most."""
     sent: list[tuple[str, torch.dtype, int]] = []
-    reduce, broadcast = dist.all_reduce, dist.broadcast
 
     def noted(name: str, fn: Any) -> Any:
-        def run(x: Tensor, **how: Any) -> Any:
+        def run(x: Tensor, *args: Any, **how: Any) -> Any:
             sent.append((name, x.dtype, x.numel()))
-            return fn(x, **how)
+            return fn(x, *args, **how)
 
         return run
 
-    dist.all_reduce, dist.broadcast = noted("all_reduce", reduce), noted("broadcast", broadcast)
-    try:
+    with (
+        mock.patch.object(ranks, "started", noted("all_reduce", ranks.started)),
+        mock.patch.object(dist, "broadcast", noted("broadcast", dist.broadcast)),
+    ):
         params = {f"w{i}": torch.randn(3) for i in range(400)} | {"s": torch.randn(2, dtype=torch.float64)}
         step = train_step(lambda p, x: (p["w3"].sum() * p["s"].sum() * x.sum()).float(), adamw(), process_group=group(),
                           compile=False)
@@ -211,8 +216,123 @@ def dtypes_that_travel(rank: int) -> None:
         step(state, torch.ones(rank + 1, 2))
         kinds = sorted([(str(dtype), n) for _, dtype, n in sent])
         assert kinds == [("torch.float32", 1202), ("torch.float64", 2)], kinds  # the loss and the weight, too
-    finally:
-        dist.all_reduce, dist.broadcast = reduce, broadcast
+
+
+SHARDED: list[dict[str, Any]] = [{}, {"shard": "optimizer"}]
+WAYS: list[dict[str, Any]] = [
+    {}, {"accumulate": 2}, {"skip_nonfinite": True}, {"dtype": torch.float16}, {"average": ema(0.9)}, {"donate": True},
+]  # fmt: skip
+
+
+def parts_of_the_optimizer(rank: int) -> None:
+    """Each rank updates its part of each bucket; the step is that of one process, with the norm of all."""
+    world = dist.get_world_size()
+    for loss in (cross_entropy, by_tokens):
+        for how in WAYS:
+            ours = small(loss) if "dtype" in how else loss
+            state, expected = both(rank, ours, ours, shard="optimizer", bucket=100, **how)
+            names = {path[-1] for path in state["optimizer"]._leaves if path[-2:-1] == ("mean",)}
+            assert names == {"float32", "float32_1", "float32_2", "float32_3"}
+            moments = state["optimizer", "1", "mean"]._leaves.values()
+            assert sum([x.numel() for x in moments]) == tdc.param_count(expected["params"])
+            assert [x.to_local().numel() for x in moments] == [part_size(x.numel(), rank, world) for x in moments]
+    td = whole()[:2]  # the other ranks have nothing
+    both(rank, cross_entropy, cross_entropy, batch=td, shard="optimizer")
+    assert_close(*[
+        both(rank, by_tokens, by_tokens, bucket=100, **how)[0]["params", "layers", "0", "weight"]
+        for how in SHARDED
+    ])  # fmt: skip
+
+
+def part_size(n: int, rank: int, world: int) -> int:
+    size = -(-n // world)
+    return max(0, min(size, n - rank * size))
+
+
+class Kinds(nn.Module):
+    """Parameters of several dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.turn = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) * (self.turn.abs().sum() * self.scale).float()
+
+
+def dtypes_of_parts_and_messages(rank: int) -> None:
+    """Vectors of each dtype; gradients that travel as bfloat16 are near; other settings are refused."""
+    ways: list[dict[str, Any]] = [{"shard": "optimizer"}, {"shard": "optimizer", "bucket": 1}, {"bucket": 1}]
+    for how in ways:
+        torch.manual_seed(0)
+        kinds = Kinds()
+        step = train_step(kinds, cross_entropy, OPTIMIZER, process_group=group(), compile=False, **how)
+        single = train_step(kinds, cross_entropy, OPTIMIZER, compile=False)
+        state, expected = step.init(), single.init()
+        for _ in range(3):
+            state, expected = step(state, part(whole(), rank))[0], single(expected, whole())[0]
+        for path, x in expected["params"].items(True, True):
+            assert_close(state["params", path], x, rtol=1e-5, atol=1e-6)
+    for dtype in (torch.bfloat16, torch.float64):
+        for shard in (None, "optimizer"):
+            how = {"shard": shard, "reduce_dtype": dtype, "process_group": group()}
+            step = train_step(net(), cross_entropy, sgd(0.1), compile=False, **how)
+            single = train_step(net(), cross_entropy, sgd(0.1), compile=False)
+            state, expected = step(step.init(), part(whole(), rank))[0], single(single.init(), whole())[0]
+            near = 2e-2 if dtype is torch.bfloat16 else 1e-6
+            for path, x in expected["params"].items(True, True):
+                assert_close(state["params", path], x, rtol=near, atol=near / 10)
+                other = state["params", path].clone()
+                dist.broadcast(other, 0)
+                assert torch.equal(other, state["params", path])
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"shard": "params"}, r"expected shard='optimizer' or None, got 'params'"),
+        ({"reduce_dtype": torch.int64}, "expected a floating-point reduce_dtype, got torch.int64"),
+        ({"bucket": 0}, "expected bucket of at least 1 byte, got 0"),
+        ({"shard": "optimizer", "process_group": None}, "expected process_group= beside shard=, got none"),
+    ]
+    for how, words in refused:
+        with pytest.raises(TdcError, match=words):
+            train_step(net(), cross_entropy, OPTIMIZER, **{"process_group": group(), **how})
+    for other in (muon(), sharded(adamw(), group()), masked(adamw(), "*.bias"), SimpleNamespace(init=0, update=0)):
+        with pytest.raises((StructureError, DtypeError)):
+            train_step(net(), cross_entropy, other, process_group=group(), shard="optimizer")
+
+
+def parts_in_graphs(rank: int) -> None:
+    """One graph, with buckets, with and without parts, in memory that is handed on."""
+    for how in SHARDED:
+        both(rank, by_tokens, by_tokens, bucket=100, compile=True, backend="aot_eager", donate=True, **how)
+    both(rank, cross_entropy, cross_entropy, shard="optimizer", compile=True, backend="aot_eager", accumulate=2)
+
+
+def buckets_go_while_the_backward_does(rank: int) -> None:
+    """In the code of Inductor exchanges of gradients begin before the last product of the backward pass."""
+    torch.manual_seed(0)
+    deep = nn.Sequential(*[nn.Linear(32, 32) for _ in range(6)])
+    x = torch.randn(16, 32)
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        return net(x).square().mean()
+
+    ways: list[tuple[dict[str, Any], str]] = [({}, "all_reduce"), ({"shard": "optimizer"}, "reduce_scatter")]
+    for how, call in ways:
+        one = train_step(deep, loss, adamw(), compile=False)
+        expected = one(one.init(), x)[0]
+        for bucket, early in ((8000, True), (25 << 20, False)):
+            step = train_step(deep, loss, adamw(), process_group=group(), bucket=bucket, **how)
+            (state, _), code = code_of(step, step.init(), x[rank :: dist.get_world_size()])
+            body = code[code.rindex("def call(") :]
+            sent = [m.start() for m in re.finditer(rf"c10d_functional\.{call}", body)]
+            products = [m.start() for m in re.finditer(r"extern_kernels\.(mm|addmm)|cpp_fused_\w*mm", body)]
+            first_wait = body.index("c10d_functional.wait_tensor")
+            assert (sent[0] < products[-1]) is early, (how, bucket)
+            assert first_wait > products[-1], (how, bucket)
+            assert len(sent) >= (3 if early else 1)
+            for path, p in expected["params"].items(True, True):
+                assert_close(state["params", path], p, rtol=1e-5, atol=1e-6)
 
 
 def errors_of_one_rank(rank: int) -> None:

@@ -10,9 +10,12 @@ from processes import run_processes
 SCRIPT = Path(__file__).with_name("rank_processes.py")
 FAST = [
     "collectives_in_losses", "collectives_in_losses_in_float16", "empty_ranks", "evaluation_of_all",
-    "dtypes_that_travel", "leaves_spread_over_ranks", "errors_of_one_rank",
+    "dtypes_that_travel", "leaves_spread_over_ranks", "parts_of_the_optimizer",
+    "dtypes_of_parts_and_messages", "errors_of_one_rank",
 ]  # fmt: skip
-SLOW = ["collectives_in_graphs", "collectives_in_losses_in_parts"]
+SLOW = [
+    "collectives_in_graphs", "collectives_in_losses_in_parts", "parts_in_graphs", "buckets_go_while_the_backward_does",
+]  # fmt: skip
 
 
 def run(names: list[str], folder: Path, world: int) -> list[str]:

@@ -181,6 +181,7 @@ def test_leaves_that_differ_are_named_by_all(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_training_goes_on_with_any_number_of_processes(tmp_path: Path):
+@pytest.mark.parametrize("word", ["train", "train_in_buckets"])
+def test_training_goes_on_with_any_number_of_processes(word: str, tmp_path: Path):
     for world in (2, 1, 4, 3):
-        run(world, "train", tmp_path)
+        run(world, word, tmp_path)

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from tdc import DtypeError, ShapeError, StructureError, TensorDict, UnsupportedError, vmap
 from tdc.compile import train_step
+from tdc.compile.shards import cut, part_of
 from tdc.optim import (
     adafactor,
     adam,
@@ -31,7 +32,6 @@ from tdc.optim import (
     sharded,
     skip_nonfinite,
 )
-from tdc.optim.sharded import cut, part_of
 
 
 @pytest.fixture

@@ -231,6 +231,24 @@ def not_again() -> Any:
     return setting("torch._functorch.config", remat_using_tags_for_fwd_loss_bwd_graph=False)
 
 
+def keep_under_way(context: Any) -> None:
+    """Have the graph that is being traced compiled with exchanges that go on while it computes. Inductor waits for each
+    at once where it orders operations for the least memory (torch 2.13)."""
+    compile_through(context, in_order)
+
+
+def in_order(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile a graph whose operations stay in the order of the least distance."""
+    with as_ordered():
+        return compiler(graph, *args, **kwargs)
+
+
+@optional("exchanges behind computation", lost="exchanges while the backward of a step goes on", instead=nullcontext)
+def as_ordered() -> Any:
+    """A context in which Inductor does not order operations for the least memory."""
+    return setting("torch._inductor.config", reorder_for_peak_memory=False)
+
+
 def mark_backward(context: Any) -> None:
     """Have the derivatives of our own functions in the graph that is being traced known as parts of its backward pass:
     torch finds that in several pieces otherwise, and refuses to compute checkpointed parts again (2.13)."""
