@@ -97,6 +97,7 @@ class EpochSampler(Sampler[list[int]]):
     """
 
     _op: str = "data.loader"
+    _free: tuple[str, ...] = ()  # settings that another number of ranks may change
     _examples: int
     _shuffle: bool
     _seed: int
@@ -233,7 +234,8 @@ class EpochSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind the batches that were handed out before `state_dict` was called.
 
-        With another number of ranks the examples that are left of the epoch are dealt to these.
+        With another number of ranks the examples that are left of the epoch are dealt to these; batches of a number of
+        examples may have another number then.
 
         Raises:
             KeyPathError: keys that are missing.
@@ -246,11 +248,14 @@ class EpochSampler(Sampler[list[int]]):
         missing = [key for key in self.state_dict() if key not in state]
         if missing:
             raise KeyPathError(message(op, "a state", f"a dict without {', '.join(missing)}", hint=hint))
-        wrong = {k: f"{state[k]!r}, here {v!r}" for k, v in self._settings().items() if state[k] != v}
-        refuse_wrong(StructureError, op, "a state of these settings", wrong, "others", "make it with the same settings")
         epoch, batch, begin = [whole_number(op, 0, name, state[name]) for name in ("epoch", "batch", "begin")]
         ranks, arranged_for = [whole_number(op, 1, name, state[name]) for name in ("world_size", "arranged_for")]
+        free = self._free if ranks != self._world_size else ()
+        wrong = {k: f"{state[k]!r}, here {v!r}" for k, v in self._settings().items() if state[k] != v and k not in free}
+        refuse_wrong(StructureError, op, "a state of these settings", wrong, "others", "make it with the same settings")
         before, own = dict(self.__dict__), (self._rank, self._world_size)
+        sizes = {f"_{name}": getattr(self, f"_{name}") for name in free}
+        self.__dict__.update({f"_{name}": whole_number(op, 1, name, state[name]) for name in free})
         self._begin_epoch(epoch)
         self._begin, self._arranged_for, self._loaded = begin, arranged_for, True
         self._rank, self._world_size = (self._rank if ranks == own[1] else 0), ranks
@@ -264,6 +269,7 @@ class EpochSampler(Sampler[list[int]]):
         ended = batch == len(self)
         seen = self._handed_to_all(batch)
         (self._rank, self._world_size), self._plan = own, None
+        self.__dict__.update(sizes)
         if ended:
             self._begin_epoch(epoch + 1)
         else:
@@ -278,6 +284,8 @@ def lists(plan: Plan, first: int) -> Generator[list[int], None, None]:
 
 class Batches(EpochSampler):
     """Batches of a fixed number of examples. The ranks share out examples, as DistributedSampler does."""
+
+    _free = ("batch_size",)
 
     def __init__(self, examples: int, batch_size: Any, **settings: Any) -> None:
         super().__init__(examples, **settings)

@@ -379,8 +379,9 @@ def of_ranks(data: TensorDict, world_size: int, bucket: int = 0, **how: Any) -> 
 def test_another_number_of_ranks_goes_on_behind_what_was_handed_out(how: dict[str, Any]):
     data, seen = text(60), list[int]()
     state: Any = None
-    for world_size, steps in ((2, 1), (2, 1), (3, 1), (1, 2), (4, 99)):
-        ranks = of_ranks(data, world_size, **how)
+    for world_size, steps in ((2, 1), (2, 1), (3, 1), (1, 1), (4, 99)):
+        size = {"batch_size": 12 // world_size} if "batch_size" in how else {}  # as many for all ranks together
+        ranks = of_ranks(data, world_size, **{**how, **size})
         for batches in ranks:
             if state is not None:
                 batches.load_state_dict(json.loads(json.dumps(state)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,27 @@ def test_decoding():
     ):  # fmt: skip
         assert text in printed, printed
     assert "False" not in printed
+
+
+def torchrun(processes: int, *arguments: str) -> list[str]:
+    """Lines that `examples/dist/train.py` prints."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+        "examples/dist/train.py", "--eager", *arguments,
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_training_with_several_processes_goes_on_from_checkpoints(tmp_path: Path):
+    whole = torchrun(2, "--folder", f"{tmp_path}/a", "--steps", "30")
+    in_parts = torchrun(2, "--folder", f"{tmp_path}/b", "--steps", "30", "--shard", "optimizer", "--every", "10")
+    assert [line[:-3] for line in in_parts[:30]] == [line[:-3] for line in whole[:30]]  # losses to two digits
+    assert [lines[-1].split(",")[0] for lines in (whole, in_parts)] == ["1200 rows"] * 2
+    for folder in ("step-000020", "step-000030"):
+        shutil.rmtree(tmp_path / "b" / folder)  # as if it had been killed
+    again = torchrun(2, "--folder", f"{tmp_path}/b", "--steps", "30", "--shard", "optimizer")
+    assert again == in_parts[10:]
