@@ -8,14 +8,12 @@ import pytest
 from processes import run_processes
 
 SCRIPT = Path(__file__).with_name("rank_processes.py")
-FAST = [
-    "collectives_in_losses", "collectives_in_losses_in_float16", "empty_ranks", "evaluation_of_all",
-    "dtypes_that_travel", "leaves_spread_over_ranks", "parts_of_the_optimizer",
-    "dtypes_of_parts_and_messages", "errors_of_one_rank",
+FAST = ["collectives_in_losses", "dtypes_that_travel", "dtypes_of_parts_and_messages"]
+EAGER = [
+    "collectives_in_losses_in_float16", "collectives_in_losses_in_parts", "empty_ranks", "evaluation_of_all",
+    "leaves_spread_over_ranks", "parts_of_the_optimizer", "errors_of_one_rank",
 ]  # fmt: skip
-SLOW = [
-    "collectives_in_graphs", "collectives_in_losses_in_parts", "parts_in_graphs", "buckets_go_while_the_backward_does",
-]  # fmt: skip
+GRAPHS = ["collectives_in_graphs", "parts_in_graphs", "buckets_go_while_the_backward_does"]
 
 
 def run(names: list[str], folder: Path, world: int) -> list[str]:
@@ -28,6 +26,6 @@ def test_ranks_take_the_step_of_the_whole_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_take_the_step_of_the_whole_batch_in_graphs(world: int, tmp_path: Path) -> None:
-    assert run(SLOW if world == 2 else FAST, tmp_path, world) == [""] * world
+@pytest.mark.parametrize(("names", "world"), [(EAGER, 2), (GRAPHS, 2), ([*FAST, *EAGER], 4)], ids=["2", "graphs", "4"])
+def test_ranks_take_the_step_of_the_whole_batch_in_many_ways(names: list[str], world: int, tmp_path: Path) -> None:
+    assert run(names, tmp_path, world) == [""] * world
