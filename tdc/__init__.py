@@ -2,6 +2,7 @@
 
 from . import compile as compile
 from . import data as data
+from . import dist as dist
 from . import hf as hf
 from . import interop as interop
 from . import io as io

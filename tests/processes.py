@@ -11,8 +11,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 
-def run_processes(script: Path, arguments: Callable[[int], Sequence[str]], world: int) -> list[str]:
+def run_processes(
+    script: Path, arguments: Callable[[int], Sequence[str]], world: int, limit: float = 240
+) -> list[str]:
     """Run a script in so many processes with the arguments of each rank. Returns what each wrote to stderr.
+
+    Args:
+        limit: seconds for each, after which all are killed.
 
     Raises:
         AssertionError: one of them failed.
@@ -25,7 +30,7 @@ def run_processes(script: Path, arguments: Callable[[int], Sequence[str]], world
         for rank in range(world)
     ]
     try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
+        errors = [process.communicate(timeout=limit)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -24,7 +24,7 @@ from .tree import FACADE, Tree, functions, name_of
 
 FOUNDATIONS = ("core", "layout", "kernels", "ragged", "tensordict")
 MIDDLE = ("interop", "ops", "nn")
-EDGES = ("optim", "io", "dist", "viz", "testing", "hf", "einops")
+EDGES = ("optim", "io", "viz", "testing", "hf", "einops")
 BELOW_COMPILE = (*FOUNDATIONS, *MIDDLE)
 ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may import
     "core": (),
@@ -37,9 +37,10 @@ ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may im
     "autobatch": (*BELOW_COMPILE, "compile"),
     **dict.fromkeys(EDGES, (*BELOW_COMPILE, "compile", "autobatch")),
     "data": (*BELOW_COMPILE, "compile", "autobatch", "io"),  # it opens stores
+    "dist": (*BELOW_COMPILE, "compile", "autobatch", "io"),  # schemas are manifests of stores
 }
 ROOT_FILES = ("__main__", "doctor", "migration")  # beside the facade; they may import any room
-OUTSIDE_ALLOWED = ("compile", *EDGES, "data", *ROOT_FILES)  # here a function may import an optional package
+OUTSIDE_ALLOWED = ("compile", *EDGES, "data", "dist", *ROOT_FILES)  # here a function may import an optional package
 EXTRAS = "tdc.core.extras"  # which imports the optional package that it is told
 USERS = ROOT_FILES  # and these may use the facade, as users do
 REQUIRED = {"torch", "optree", FACADE}

@@ -1,0 +1,104 @@
+"""Functional collectives of `torch.distributed`: traceable, under vmap, with their gradients (torch 2.11-2.15).
+
+    whole(x, "sum", group)            sum over ranks                    adjoint: the same
+    whole(x, "gather", group)         rows of all ranks, equally many   adjoint: "scatter"
+    whole(x, "scatter", group)        own rows of the sum               adjoint: "gather"
+    whole(x, "from", group, src)      those of one rank                 adjoint: "to", the sum there, zero elsewhere
+    exchanged(x, send, get, group)    rows to and from each rank        adjoint: the way back
+
+Gradients are those of the sum of all ranks' losses. `torch.distributed` differentiates some of these wrong, or not
+under vmap. All act on dim 0 alone, so a vmapped dim goes to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.private import find_or
+
+FEATURE = "functional collectives"
+ops: Any = find_or(None, "torch:ops._c10d_functional", feature=FEATURE, lost="tdc.dist in graphs and with gradients")
+untyped: Any = torch
+ADJOINT = {"sum": "sum", "gather": "scatter", "scatter": "gather", "from": "to", "to": "from"}
+
+
+def run_whole(x: Tensor, kind: str, name: str, world: int, rank: int, src: int) -> Tensor:
+    """A collective of equal sizes on plain tensors."""
+    given = torch.view_as_real(x) if x.is_complex() else x
+    given = given.contiguous()
+    if kind in ("sum", "to"):
+        out = ops.all_reduce(given, "sum", name)
+    elif kind == "gather":
+        out = ops.all_gather_into_tensor(given, world, name)
+    elif kind == "scatter":
+        out = ops.reduce_scatter_tensor(given, "sum", world, name)
+    else:
+        out = ops.broadcast(given, src, name)
+    out = ops.wait_tensor(out)
+    if kind == "to" and rank != src:
+        out = torch.zeros_like(out)
+    return torch.view_as_complex(out) if x.is_complex() else out
+
+
+class Whole(torch.autograd.Function):
+    """`run_whole` with its adjoint."""
+
+    @staticmethod
+    def forward(x: Tensor, kind: str, name: str, world: int, rank: int, src: int) -> Tensor:
+        return run_whole(x, kind, name, world, rank, src)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.kind, ctx.name, ctx.world, ctx.rank, ctx.src = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return Whole.apply(grads[0], ADJOINT[ctx.kind], ctx.name, ctx.world, ctx.rank, ctx.src), *[None] * 5
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return behind(args[0], in_dims[0], lambda moved: Whole.apply(moved, *args[1:]))
+
+
+class Exchanged(torch.autograd.Function):
+    """Rows to and from each rank, and the way back."""
+
+    @staticmethod
+    def forward(x: Tensor, send: list[int], get: list[int], name: str) -> Tensor:
+        given = (torch.view_as_real(x) if x.is_complex() else x).contiguous()
+        out = ops.wait_tensor(ops.all_to_all_single(given, get, send, name))
+        return torch.view_as_complex(out) if x.is_complex() else out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.send, ctx.get, ctx.name = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return Exchanged.apply(grads[0], ctx.get, ctx.send, ctx.name), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return behind(args[0], in_dims[0], lambda moved: Exchanged.apply(moved, *args[1:]))
+
+
+def behind(x: Tensor, dim: int, run: Any) -> tuple[Tensor, int]:
+    """A collective of a vmapped tensor: its batch goes behind the rows."""
+    if x.ndim == 1:
+        return run(x[None]), 1  # of one number, which has no rows
+    return run(x.movedim(dim, -1)), x.ndim - 1
+
+
+def whole(x: Tensor, kind: str, group: Any, src: int = 0) -> Tensor:
+    """A collective of equal sizes; see the module."""
+    args = kind, group.group_name, group.size(), group.rank(), src
+    return Whole.apply(x, *args)
+
+
+def exchanged(x: Tensor, send: Sequence[int], get: Sequence[int], group: Any) -> Tensor:
+    """Rows of all ranks for this one; `send[r]` rows go to rank r, `get[r]` come from there."""
+    return Exchanged.apply(x, [*send], [*get], group.group_name)
