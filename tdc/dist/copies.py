@@ -28,6 +28,7 @@ from tdc.dist.transport import (
     as_bytes,
     as_group,
     check_rank,
+    contents,
     exchange,
     from_bytes,
     header_of,
@@ -50,7 +51,7 @@ def broadcast(td: Any = None, src: int = 0, *, group: Any = None, classes: Itera
 
     Args:
         td: a TensorDict or tensorclass, or one tensor or ragged batch, on rank `src`. Others may leave it out; where
-            they give one, it has the same form. In a graph all give one of the same sizes.
+            they give one, it has the same form. For gradients, and in a graph, all give one of the same sizes.
         src: a rank within the group.
         group: a process group or a DeviceMesh of one dim; the default group without it.
         classes: tensorclasses that nodes become again where td was left out, as of `tdc.io.load`.
@@ -92,12 +93,17 @@ def agree_on_source(op: str, td: Any, src: int, group: Any, classes: Iterable[ty
         if mine or td is not None:
             x = described(op, td, ties=True)
             new = mine and ranks.remember("all", x.form)
-    head = Header(text) if x is None else header_of(text, x, flags=GIVEN | RECORDS * records(td) | NEW * new)
+    head = Header(text)
+    if x is not None:
+        recorded = records(td)
+        flags = GIVEN | RECORDS * recorded | NEW * new
+        head = header_of(text, x, flags=flags, content=contents(x) if recorded else b"")
     heads = Handshake(op, ranks, head).headers()
     there = [h for h in heads if h.digest]
     if len({h.digest for h in there}) > 1:  # all tell, a rank without a td the form of an empty one
         agreed(op, ranks, heads, described(op, TensorDict()).form if x is None else x.form)
-    if all([h.flags & RECORDS for h in heads]):
+    if x is not None and all([h.flags & RECORDS for h in heads]):
+        agreed(op, ranks, heads, x.form, sizes=True)
         return None
     form = receive_form(op, ranks, heads[src], src, None if x is None else x.form)
     sizes = heads[src].sizes

@@ -259,6 +259,11 @@ def sizes_of(x: Tensor) -> list[list[int]]:
 trace_as(ints_of, sizes_of)
 
 
+def with_own(known: list[list[int]], own: list[int], group: Any) -> list[list[int]]:
+    """Sizes of all ranks with those of this one as it knows them, so that a graph sees that there are some rows."""
+    return [own if r == group.rank() else row for r, row in enumerate(known)]
+
+
 def as_tensor(sizes: Sequence[int], like: Tensor) -> Tensor:
     """Sizes as a tensor, (n,) int64."""
     return torch.stack([torch.full((), n, dtype=torch.int64, device=like.device) for n in sizes])
@@ -283,7 +288,7 @@ def gather_rows(op: str, td: Any, dim: int | None, even: bool, group: Any) -> tu
         out = on_matrices(columns.tensors, columns.slots, lambda x, slot: whole(x, "gather", group))
     else:
         all_sizes = whole(as_tensor(own, columns.tensors[0]).reshape(1, -1), "gather", group)
-        known = ints_of(all_sizes)
+        known = with_own(ints_of(all_sizes), own, group)
         numbers = all_sizes[:, 0]
         counts = [row[0] for row in known]
 
@@ -324,7 +329,7 @@ def all_to_all_rows(op: str, parts: Sequence[Any], group: Any) -> list[Any]:
         columns.append(columns_of(op, old, td._size[0], 0))
     own = torch.stack([as_tensor(c.sizes, columns[0].tensors[0]) for c in columns])
     ones = [1] * len(columns)
-    known = ints_of(exchanged(own, ones, ones, group))
+    known = with_own(ints_of(exchanged(own, ones, ones, group)), columns[group.rank()].sizes, group)
     cats = [torch.cat([c.tensors[i] for c in columns]) for i in range(len(columns[0].tensors))]
 
     def run(x: Tensor, slot: int) -> Tensor:

@@ -5,7 +5,6 @@ Structures have one form and one size on all ranks; the offsets of ragged leaves
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,10 +23,10 @@ from tdc.dist.transport import (
     Ranks,
     agreed,
     as_group,
-    as_bytes,
     check_rank,
-    from_bytes,
+    contents,
     header_of,
+    is_structural,
     ranks_of,
     sending,
     taking_part,
@@ -238,22 +237,6 @@ def number_of(name: str, weight: Any, x: Described) -> float:
         hint = "td.float() of integers"
         raise DtypeError(message(name, "a whole number as the weight of integers", "a fraction", hint=hint))
     return number
-
-
-def is_structural(part: str) -> bool:
-    """True for offsets and lengths, which are equal on all ranks and not reduced."""
-    return part in ("offsets", "shapes", "outer", "lengths")
-
-
-def contents(x: Described) -> bytes:
-    """A digest of offsets and lengths."""
-    if x.form.is_plain:
-        return b""
-    digest = hashlib.sha256()
-    for (_, part), tensor in zip(x.form.templates, x.tensors, strict=True):
-        if is_structural(part):
-            digest.update(as_bytes(tensor.detach().contiguous().view(-1).view(torch.uint8)))
-    return digest.digest()[:16]
 
 
 def flat(x: Described, op: str, weight: float) -> dict[torch.dtype, Tensor]:

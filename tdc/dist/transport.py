@@ -12,6 +12,7 @@ an error of torch's transport becomes a `DistError`, after which the group is de
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from collections.abc import Callable, Generator, Sequence
@@ -301,3 +302,19 @@ def known_form(op: str, ranks: Ranks, channel: Any, head: Header, schema: Callab
         hint = "an error on one rank has left the ranks apart; start again"
         raise StructureError(message(op, "the form of an earlier message", "an unknown one", hint=hint))
     return found
+
+
+def is_structural(part: str) -> bool:
+    """True for offsets and lengths, which are equal on all ranks and not reduced."""
+    return part in ("offsets", "shapes", "outer", "lengths")
+
+
+def contents(x: Described) -> bytes:
+    """A digest of offsets and lengths."""
+    if x.form.is_plain:
+        return b""
+    digest = hashlib.sha256()
+    for (_, part), tensor in zip(x.form.templates, x.tensors, strict=True):
+        if is_structural(part):
+            digest.update(as_bytes(tensor.detach().contiguous().view(-1).view(torch.uint8)))
+    return digest.digest()[:16]

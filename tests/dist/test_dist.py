@@ -16,27 +16,33 @@ import tdc
 from tdc import DistError, DtypeError, ShapeError, StructureError, TensorDict
 from tdc.testing import assert_close
 
-SCRIPT = Path(__file__).with_name("dist_processes.py")
 
 
-def run(name: str, folder: Path, world: int, limit: int = 100) -> list[str]:
-    """What each of several processes wrote to stderr."""
-    return run_processes(SCRIPT, lambda rank: [name, str(folder / "meeting"), str(rank), str(world)], world, limit)
+def run(script: str, name: str, folder: Path, world: int, limit: int = 120) -> None:
+    """Run a case, or all, in several processes."""
+    path = Path(__file__).with_name(script)
+    run_processes(path, lambda rank: [name, str(folder / "meeting"), str(rank), str(world)], world, limit)
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    assert run("all", tmp_path, 2) == [""] * 2
+    run("gradient_processes.py", "all", tmp_path, 2)
 
 
 @pytest.mark.slow
 def test_four_ranks(tmp_path: Path) -> None:
-    assert run("all", tmp_path, 4) == [""] * 4
+    run("gradient_processes.py", "all", tmp_path, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a_killed_peer_is_an_error_at_once", "what_does_not_come_is_an_error"])
 def test_lost_ranks(name: str, tmp_path: Path) -> None:
-    assert run(name, tmp_path, 2, 60) == [""] * 2
+    run("dist_processes.py", name, tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["graphs_of_dense_structures", "graphs_of_ragged_structures", "one_graph_for_all_rows"])
+def test_graphs(name: str, tmp_path: Path) -> None:
+    run("gradient_processes.py", name, tmp_path, 2, 240)
 
 
 @pytest.fixture

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.dynamo import trace_as, under_transform
 from tdc.core.private import find_or
 
 FEATURE = "functional collectives"
 ops: Any = find_or(None, "torch:ops._c10d_functional", feature=FEATURE, lost="tdc.dist in graphs and with gradients")
-untyped: Any = torch
+recorded: Any = find_or(ops, "torch:ops._c10d_functional_autograd", feature=FEATURE, lost="the same")
 ADJOINT = {"sum": "sum", "gather": "scatter", "scatter": "gather", "from": "to", "to": "from"}
 
 
@@ -99,6 +100,34 @@ def whole(x: Tensor, kind: str, group: Any, src: int = 0) -> Tensor:
     return Whole.apply(x, *args)
 
 
+class Waited(torch.autograd.Function):
+    """The result of a collective, once it is there."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return ops.wait_tensor(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
 def exchanged(x: Tensor, send: Sequence[int], get: Sequence[int], group: Any) -> Tensor:
     """Rows of all ranks for this one; `send[r]` rows go to rank r, `get[r]` come from there."""
     return Exchanged.apply(x, [*send], [*get], group.group_name)
+
+
+def exchanged_traced(x: Tensor, send: Sequence[int], get: Sequence[int], group: Any) -> Tensor:
+    """Replace `exchanged` in graphs: Dynamo loses sizes that depend on data among what functions save (2.11-2.15)."""
+    if under_transform():
+        return Exchanged.apply(x, [*send], [*get], group.group_name)
+    given = torch.view_as_real(x) if x.is_complex() else x
+    out = Waited.apply(recorded.all_to_all_single(given.contiguous(), [*get], [*send], group.group_name))
+    return torch.view_as_complex(out) if x.is_complex() else out
+
+
+trace_as(exchanged, exchanged_traced)
