@@ -7,6 +7,9 @@ A structure is a few messages, whatever it holds: a handshake, and one buffer or
 different operations, or have different keys, all get an error that names them. Nothing is pickled.
 """
 
+from tdc.dist.balance import Moves as Moves
+from tdc.dist.balance import balance as balance
+from tdc.dist.balance import restore as restore
 from tdc.dist.copies import all_gather as all_gather
 from tdc.dist.copies import all_to_all as all_to_all
 from tdc.dist.copies import broadcast as broadcast

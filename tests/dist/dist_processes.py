@@ -316,6 +316,35 @@ def counts_of_messages(rank: int, world: int) -> None:
     dist.isend = isend
 
 
+def balanced_and_back(rank: int, world: int) -> None:
+    for equal in (False, True):
+        for kind in ("plain", "ragged", "objects", "typed", "several", "tensor", "nested"):
+            td = KINDS[kind](rank, 2 + 3 * rank)
+            cost = (torch.arange(len(td)) * 7 + rank * 3) % 5
+            mine, back = tdc.dist.balance(td, cost, equal=equal)
+            same(tdc.dist.restore(mine, back), td)
+            counts = tdc.dist.all_gather(torch.tensor([len(mine)])).tolist()
+            assert sum(counts) == sum([2 + 3 * r for r in range(world)])
+            assert not equal or max(counts) - min(counts) <= 1
+    td = plain(rank, 0 if rank else 7)  # all of them on one rank
+    mine, back = tdc.dist.balance(td, torch.ones(len(td)), equal=True)
+    assert len(mine) in (7 // world, 7 // world + 1)
+    w = mine["x"].clone().requires_grad_()
+    out = tdc.dist.restore(w * 2, back)
+    same(out.detach(), td["x"] * 2)
+    (out * 3).sum().backward()
+    same(w.grad, torch.full_like(w, 6.0))
+    with pytest.raises((ShapeError, StructureError), match=r"expected 7 rows|rank 0: ShapeError in dist.restore|expected \d rows"):
+        tdc.dist.restore(torch.ones(9), back)
+    error = (ShapeError, "costs of at least 0") if rank == 0 else (StructureError, "rank 0: ShapeError in dist.balance")
+    with pytest.raises(error[0], match=error[1]):
+        tdc.dist.balance(torch.ones(2), torch.tensor([1.0, float("nan") if rank == 0 else 1.0]))
+    lengths = torch.randint(1, 512, (64,), generator=torch.Generator().manual_seed(rank)) ** 2
+    mine, _ = tdc.dist.balance(lengths, lengths)
+    sums = tdc.dist.all_gather(mine.sum()[None]).double()
+    assert sums.max() / sums.mean() < 1.01
+
+
 def nothing_is_pickled(rank: int, world: int) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("pickled")
@@ -372,7 +401,7 @@ CASES = [
     sends_every_kind, begins_to_send_and_receive, ties_stay_ties, broadcasts_every_kind, scatters_every_kind,
     gathers_every_kind, gathers_along_other_dims_and_stacks, ranks_without_rows, exchanges_every_kind,
     reduces_every_kind, means_weights_and_dtypes, wrong_dtypes_are_refused, mismatches_are_errors_everywhere,
-    many_sizes_take_one_more_message, groups_and_meshes, counts_of_messages, nothing_is_pickled,
+    many_sizes_take_one_more_message, balanced_and_back, groups_and_meshes, counts_of_messages, nothing_is_pickled,
 ]  # fmt: skip
 ALONE = [a_killed_peer_is_an_error_at_once, what_does_not_come_is_an_error]
 

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 import tdc
 from tdc import NestedTensor, TensorDict
+from tdc.core.dynamo import has_gradients_in_graphs
 
 Sources = list[TensorDict]
 
@@ -237,7 +238,7 @@ def one_graph_for_all_rows(rank: int, world: int) -> None:
 
     graph = torch.compile(loss, fullgraph=True)
     inside = torch.compile(tdc.value_and_grad(loss), fullgraph=True)
-    for step in (behind, inside):
+    for step in (behind, inside) if has_gradients_in_graphs() else (behind,):
         before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         for turn in range(4):
             xs = [torch.linspace(0, 1 + r, 3 * (4 + turn + 2 * r)).reshape(-1, 3) for r in range(world)]

@@ -1,0 +1,166 @@
+"""Examples moved between ranks so that every rank has as much to do, and results moved back.
+
+    costs, rank 0  9 1 1      rank 1  2 8 3        11 and 13
+    balanced       9 3                8 2 1 1      12 and 12
+
+Every rank makes the same plan of the costs of all: the most expensive example first, each to the rank with the lowest
+sum so far. Against the best plan this loses little, and nothing that shows in a step.
+
+Invariants: an example stays whole; `restore` undoes `balance` for anything with a row for each example.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.dist.copies import all_gather, all_to_all
+from tdc.dist.transport import ranks_of, taking_part
+
+OP = "dist.balance"
+untyped: Any = torch
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Where the examples of this rank went; what `restore` needs.
+
+    Attributes:
+        order: positions on this rank of the examples that it gave away or kept, by the rank they went to.
+        given: how many went to each rank.
+        taken: how many came from each.
+        group: the process group.
+    """
+
+    order: Tensor
+    given: tuple[int, ...]
+    taken: tuple[int, ...]
+    group: Any
+
+
+def balance(td: Any, cost: Tensor, *, equal: bool = False, group: Any = None) -> tuple[Any, Moves]:
+    """Move whole examples between ranks so that the sums of their costs are even.
+
+    Two handshakes, a message of costs and one from each rank to each, of the rows that move.
+
+    Shapes:
+        td `(n, ...)` and cost `(n,)`, with any n on each rank, none too.
+
+    Dtypes:
+        cost is a number of any real dtype.
+
+    Args:
+        td: a TensorDict or tensorclass, or one tensor or ragged batch.
+        cost: of each example, not negative: tokens, or the square of tokens where attention counts.
+        equal: give all ranks equally many examples, or one more.
+        group: a process group or a DeviceMesh of one dim; the default group without it.
+
+    Returns:
+        The examples of this rank, those of lower ranks first; and what `restore` takes to bring results back.
+
+    Raises:
+        DtypeError: cost is not a tensor of real numbers.
+        ShapeError: another number of costs than of examples; costs that are negative or NaN.
+        StructureError: as `all_to_all`.
+
+    Compile:
+        Eager only: call it in front of the step. The gradient is that of the sum of all ranks' losses.
+
+    Example:
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> from tdc.ragged.pack import from_list
+        >>> text = from_list([[1, 2, 3], [4]])
+        >>> mine, back = balance(text, text.lengths)
+        >>> restore(mine * 2, back).tolist()
+        [[2, 4, 6], [8]]
+        >>> dist.destroy_process_group()
+
+    Source:
+        Graham, Bounds on multiprocessing timing anomalies, 1969: longest processing time first.
+    """
+    ranks = ranks_of(OP, group)
+    with taking_part(OP, ranks):
+        check_costs(td, cost)
+    costs, counts = all_gather(cost.detach().double().cpu(), counts=True, group=group)
+    numbers: list[int] = counts.tolist()
+    begin = sum(numbers[: ranks.rank])
+    targets = plan(costs.tolist(), ranks.world, equal)
+    own = targets[begin : begin + numbers[ranks.rank]]
+    order = torch.tensor(sorted(range(len(own)), key=own.__getitem__), dtype=torch.int64, device=cost.device)
+    given = tuple([own.count(r) for r in range(ranks.world)])
+    ends = [sum(numbers[:r]) for r in range(ranks.world + 1)]
+    taken = tuple([targets[a:b].count(ranks.rank) for a, b in zip(ends, ends[1:], strict=False)])
+    moves = Moves(order, given, taken, group)
+    return torch.cat(all_to_all([td[rows] for rows in order.split(given)], group=group)), moves
+
+
+def restore(td: Any, back: Moves) -> Any:
+    """Bring results of examples that `balance` moved back to the ranks and the order they came from.
+
+    Args:
+        td: a structure with a row for each example that this rank has got, in their order: results of a model, or
+            the examples themselves.
+        back: the second result of `balance`.
+
+    Raises:
+        ShapeError: another number of rows.
+        StructureError: as `all_to_all`.
+
+    Compile:
+        Eager only. The gradient is that of the sum of all ranks' losses.
+    """
+    op = "dist.restore"
+    ranks = ranks_of(op, back.group)
+    with taking_part(op, ranks):
+        rows = sum(back.taken)
+        if not hasattr(td, "__len__") or len(td) != rows:
+            hint = "one row for each example of the first result of balance"
+            raise ShapeError(message(op, f"{rows} rows", describe(td), hint=hint))
+    found = torch.cat(all_to_all(list(rows_of(td, back.taken)), group=back.group))
+    return found[torch.empty_like(back.order).scatter_(0, back.order, torch.arange(len(back.order), device=back.order.device))]
+
+
+def rows_of(td: Any, counts: Sequence[int]) -> list[Any]:
+    """The rows of a structure, so many at a time."""
+    ends = [sum(counts[:r]) for r in range(len(counts) + 1)]
+    return [td[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def check_costs(td: Any, cost: Any) -> None:
+    """Refuse what cannot be a cost for each example."""
+    if not isinstance(cost, Tensor) or cost.is_complex() or cost.dtype == torch.bool:
+        hint = "x.lengths of a ragged batch, or torch.tensor([...])"
+        raise DtypeError(message(OP, "a tensor of real numbers as cost", describe(cost), hint=hint))
+    if not hasattr(td, "__len__") or cost.shape != (len(td),):
+        got = f"{describe(cost)} for {describe(td)}"
+        raise ShapeError(message(OP, "a cost for each example", got, hint="cost of shape (n,) for n rows"))
+    if not bool((cost >= 0).all()):
+        raise ShapeError(message(OP, "costs of at least 0", "negative ones or NaN", hint="a count, such as x.lengths"))
+
+
+def plan(costs: Sequence[float], world: int, equal: bool) -> list[int]:
+    """The rank of each example: the most expensive first, each to the rank with the lowest sum so far.
+
+    Example:
+        >>> plan([9, 1, 1, 2, 8, 3], 2, False), plan([9, 1, 1, 2, 8, 3], 2, True)
+        ([0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 1, 0])
+    """
+    most, more = divmod(len(costs), world)
+    room = [most + (r < more) if equal else len(costs) for r in range(world)]
+    sums = [(0.0, r) for r in range(world)]
+    targets = [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        total, r = heapq.heappop(sums)
+        targets[i] = r
+        room[r] -= 1
+        if room[r]:
+            heapq.heappush(sums, (total + costs[i], r))
+    return targets
