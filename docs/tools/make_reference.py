@@ -17,7 +17,9 @@ from typing import Any, get_origin
 import tdc
 
 FOLDER = Path(__file__).parents[1] / "reference"
-SPACES = ("compile", "data", "einops", "hf", "interop", "io", "nn", "ops", "optim", "ragged", "testing", "viz")
+SPACES = (
+    "compile", "data", "dist", "einops", "hf", "interop", "io", "nn", "ops", "optim", "ragged", "testing", "viz",
+)  # fmt: skip
 HEAD = """\
 # {name}
 

@@ -1,7 +1,7 @@
 """Examples moved between ranks so that every rank has as much to do, and results moved back.
 
-    costs, rank 0  9 1 1      rank 1  2 8 3        11 and 13
-    balanced       9 3                8 2 1 1      12 and 12
+    costs       rank 0  9 1 1      rank 1  2 8 3      11 and 13
+    balanced            9 1 2              1 8 3      12 and 12
 
 Every rank makes the same plan of the costs of all: the most expensive example first, each to the rank with the lowest
 sum so far. Against the best plan this loses little, and nothing that shows in a step.
@@ -116,6 +116,14 @@ def restore(td: Any, back: Moves) -> Any:
 
     Compile:
         Eager only. The gradient is that of the sum of all ranks' losses.
+
+    Example:
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> mine, back = balance(torch.tensor([1, 5, 3]), torch.tensor([1, 5, 3]))
+        >>> restore(mine, back)
+        tensor([1, 5, 3])
+        >>> dist.destroy_process_group()
     """
     op = "dist.restore"
     ranks = ranks_of(op, back.group)
@@ -151,7 +159,7 @@ def plan(costs: Sequence[float], world: int, equal: bool) -> list[int]:
 
     Example:
         >>> plan([9, 1, 1, 2, 8, 3], 2, False), plan([9, 1, 1, 2, 8, 3], 2, True)
-        ([0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 1, 0])
+        ([0, 0, 1, 0, 1, 1], [0, 0, 1, 0, 1, 1])
     """
     most, more = divmod(len(costs), world)
     room = [most + (r < more) if equal else len(costs) for r in range(world)]

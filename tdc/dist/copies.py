@@ -68,6 +68,13 @@ def broadcast(td: Any = None, src: int = 0, *, group: Any = None, classes: Itera
         fullgraph, without the handshake. Where all ranks give a td that requires grad, the gradient at `src` is that of
         the sum of all ranks' losses, and zero elsewhere.
 
+    Example:
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> broadcast(TensorDict({"x": torch.ones(2)}))["x"]
+        tensor([1., 1.])
+        >>> dist.destroy_process_group()
+
     Source:
         `torch.distributed.broadcast`.
     """
@@ -165,6 +172,13 @@ def scatter(parts: Sequence[Any] | None = None, src: int = 0, *, group: Any = No
     Compile:
         Eager only, without gradients.
 
+    Example:
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> scatter([torch.ones(2)])
+        tensor([1., 1.])
+        >>> dist.destroy_process_group()
+
     Source:
         `torch.distributed.scatter`.
     """
@@ -221,6 +235,13 @@ def gather(td: Any, dst: int = 0, *, dim: int | None = 0, group: Any = None) -> 
 
     Compile:
         Eager only, without gradients.
+
+    Example:
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> gather(TensorDict({"x": torch.arange(2)}, [2]))["x"]
+        tensor([0, 1])
+        >>> dist.destroy_process_group()
 
     Source:
         `torch.distributed.gather`.
@@ -374,6 +395,13 @@ def all_to_all(parts: Sequence[Any], *, group: Any = None) -> list[Any]:
     Compile:
         fullgraph, without the handshake; one graph for all numbers of rows. The gradient is that of the sum of all
         ranks' losses.
+
+    Example:
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> all_to_all([torch.ones(2)])
+        [tensor([1., 1.])]
+        >>> dist.destroy_process_group()
 
     Source:
         `torch.distributed.all_to_all`.

@@ -89,6 +89,7 @@ class Form:
     digest: bytes = field(default=b"", init=False)
     runs: tuple[Run, ...] = field(default=(), init=False)
     known: dict[Sizes, Layout] = field(default_factory=dict, init=False)
+    nodes: dict[Any, Nodes] = field(default_factory=dict, init=False)  # by tensorclasses
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", hashlib.sha256(self.schema).digest()[:16])
@@ -469,7 +470,10 @@ def built(
     if form.bare:
         return leaves[BARE]
     if like is None:
-        nodes = nodes_of(op, form, classes)
+        key = tuple(classes.values())
+        if key not in form.nodes:
+            form.nodes[key] = nodes_of(op, form, classes)
+        nodes = dict(form.nodes[key])
     else:
         nodes, leaves = like._nodes, {path: leaves[path] for path in like._leaves}
     if form.ndim:

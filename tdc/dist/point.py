@@ -81,12 +81,11 @@ def send(td: Any, dst: int, *, group: Any = None, tag: int = 0) -> None:
         Eager only, without gradients.
 
     Example:
-        >>> import tdc
-        >>> def program(rank):
+        >>> def program(rank):  # of two
         ...     if rank == 0:
-        ...         tdc.dist.send(tdc.TensorDict({"x": torch.ones(2)}), 1)
+        ...         send(torch.ones(2), 1)
         ...     else:
-        ...         print(tdc.dist.recv(0)["x"])
+        ...         print(recv(0))
 
     Source:
         `torch.distributed.send`.
@@ -101,6 +100,15 @@ def isend(td: Any, dst: int, *, group: Any = None, tag: int = 0) -> Pending:
 
     Compile:
         Eager only, without gradients.
+
+    Example:
+        >>> def program(rank):  # of two, which send to each other
+        ...     sent, got = isend(torch.ones(2), 1 - rank), irecv(1 - rank)
+        ...     sent.wait()
+        ...     print(got.wait())
+
+    Source:
+        `torch.distributed.isend`.
     """
     return begin_send("dist.isend", td, dst, group, tag)
 
@@ -123,6 +131,13 @@ def recv(src: int, *, group: Any = None, tag: int = 0, classes: Iterable[type] =
     Compile:
         Eager only.
 
+    Example:
+        >>> def program(rank):  # of two
+        ...     if rank == 0:
+        ...         send(torch.ones(2), 1)
+        ...     else:
+        ...         print(recv(0, classes=()))
+
     Source:
         `torch.distributed.recv`.
     """
@@ -138,8 +153,21 @@ def irecv(src: int, *, group: Any = None, tag: int = 0, classes: Iterable[type] 
 
     A thread receives, so messages come in while this program goes on; those of one rank and tag in their order.
 
+    Args:
+        src, group, tag, classes: as of `recv`.
+
     Compile:
         Eager only.
+
+    Example:
+        >>> def program(rank):  # of two
+        ...     if rank == 0:
+        ...         send(torch.ones(2), 1)
+        ...     else:
+        ...         print(irecv(0).wait(timeout=5.0))
+
+    Source:
+        `torch.distributed.irecv`.
     """
     op = "dist.irecv"
     ranks, known = ranks_of(op, group), names_of(classes, op)

@@ -5,7 +5,7 @@ Structures have one form and one size on all ranks; the offsets of ragged leaves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from tdc.dist.transport import (
     sending,
     taking_part,
 )
-from tdc.dist.wire import views
+from tdc.dist.wire import by_dtype, flattened, views
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.two_level import TwoLevelTensor
@@ -114,6 +114,13 @@ def reduce(
     Compile:
         Eager only, without gradients.
 
+    Example:
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> reduce(torch.ones(2), op="max")
+        tensor([1., 1.])
+        >>> dist.destroy_process_group()
+
     Source:
         `torch.distributed.reduce`.
     """
@@ -161,7 +168,7 @@ def agree_and_reduce(
         if shake is not None:
             agreed(name, ranks, shake.headers(), x.form, sizes=True)
         return None
-    flats = flat(x, op, factor)
+    flats = flat(x, factor)
     total = float(ranks.world)
     if shake is not None:
         heads = shake.headers()
@@ -239,39 +246,41 @@ def number_of(name: str, weight: Any, x: Described) -> float:
     return number
 
 
-def flat(x: Described, op: str, weight: float) -> dict[torch.dtype, Tensor]:
+def flat(x: Described, weight: float) -> dict[torch.dtype, Tensor]:
     """The numbers of each dtype in one new tensor, times a weight."""
-    found: dict[torch.dtype, list[Tensor]] = {}
     with torch.no_grad():
-        for (_, part), (dtype, _), tensor in zip(x.form.templates, x.form.templates.values(), x.tensors, strict=True):
-            if not is_structural(part):
-                found.setdefault(dtype, []).append(tensor.reshape(-1))
-        flats = {dtype: torch.cat(parts) for dtype, parts in found.items()}
-        if weight != 1.0:
-            flats = {dtype: t.mul_(weight) if sort_of(dtype) != "whole" else t.mul_(int(weight)) for dtype, t in flats.items()}
-    return flats
+        found = {dtype: torch.cat(flattened(own)) for dtype, own in numbers_of(x) if own}
+        for dtype, whole in found.items() if weight != 1.0 else ():
+            whole.mul_(int(weight) if sort_of(dtype) == "whole" else weight)
+    return found
+
+
+def numbers_of(x: Described) -> Iterator[tuple[torch.dtype, Sequence[Tensor]]]:
+    """The tensors that are reduced, by dtype."""
+    if x.form.is_plain:
+        return by_dtype(x.form, x.tensors)
+    found: dict[torch.dtype, list[Tensor]] = {dtype: [] for dtype in x.form.groups}
+    for (_, part), tensor in zip(x.form.templates, x.tensors, strict=True):
+        if not is_structural(part):
+            found[tensor.dtype].append(tensor)
+    return iter(found.items())
 
 
 def unflattened(name: str, x: Described, flats: dict[torch.dtype, Tensor]) -> Any:
     """The structure with other numbers."""
-    shapes = x.form.layout(x.sizes).shapes
+    tensors: list[Tensor] = []
     if x.form.is_plain:
-        pairs = [*zip(x.form.runs, shapes, strict=True)]
-        tensors = [
-            t
-            for dtype, whole in flats.items()
-            for t in views(whole, [r for r, _ in pairs if r.dtype == dtype], [s for r, s in pairs if r.dtype == dtype])
-        ]
+        pairs = [*zip(x.form.runs, x.form.layout(x.sizes).shapes, strict=True)]
+        for dtype, whole in flats.items():
+            own = [pair for pair in pairs if pair[0].dtype == dtype]
+            tensors += views(whole, [run for run, _ in own], [shape for _, shape in own])
     else:
-        at = dict.fromkeys(flats, 0)
-        tensors: list[Tensor] = []
+        parts = {
+            dtype: iter(whole.split([t.numel() for t in own]))
+            for (dtype, own), whole in zip([g for g in numbers_of(x) if g[1]], flats.values(), strict=True)
+        }
         for (_, part), old in zip(x.form.templates, x.tensors, strict=True):
-            if is_structural(part):
-                tensors.append(old)
-            else:
-                begin = at[old.dtype]
-                at[old.dtype] += old.numel()
-                tensors.append(flats[old.dtype][begin : begin + old.numel()].view(old.shape))
+            tensors.append(old if is_structural(part) else next(parts[old.dtype]).view(old.shape))
     return built(name, x.form, x.sizes, tensors, {}, x.td)
 
 
@@ -294,6 +303,13 @@ def reduce_scatter(td: Any, dim: int = 0, *, group: Any = None) -> Any:
 
     Compile:
         fullgraph, without the handshake. The gradient is that of the sum of all ranks' losses.
+
+    Example:
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> reduce_scatter(torch.ones(2))
+        tensor([1., 1.])
+        >>> dist.destroy_process_group()
 
     Source:
         `torch.distributed.reduce_scatter`.

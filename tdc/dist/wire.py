@@ -45,10 +45,15 @@ def packed(x: Described, device: torch.device) -> Tensor:
         for dtype, tensors in by_dtype(x.form, x.tensors):
             begin, end = end, end + sum([t.numel() for t in tensors]) * dtype.itemsize
             if dtype in WIDE:
-                untyped.cat([t.reshape(-1) for t in tensors], out=buffer[begin:end].view(dtype))
+                untyped.cat(flattened(tensors), out=buffer[begin:end].view(dtype))
             else:
                 untyped.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors], out=buffer[begin:end])
     return buffer.to(device)
+
+
+def flattened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors with one dim."""
+    return [t if t.ndim == 1 else t.reshape(-1) for t in tensors]
 
 
 def empty_buffer(form: Form, sizes: Sizes, device: torch.device) -> Tensor:

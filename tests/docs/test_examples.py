@@ -69,25 +69,31 @@ def test_decoding():
     assert "False" not in printed
 
 
-def torchrun(processes: int, *arguments: str) -> list[str]:
-    """Lines that `examples/dist/train.py` prints."""
+def torchrun(program: str, processes: int, *arguments: str) -> list[str]:
+    """Lines that a program of `examples/dist` prints in several processes."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        "examples/dist/train.py", "--eager", *arguments,
+        f"examples/dist/{program}.py", *arguments,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()
 
 
 @pytest.mark.slow
 def test_training_with_several_processes_goes_on_from_checkpoints(tmp_path: Path):
-    whole = torchrun(2, "--folder", f"{tmp_path}/a", "--steps", "30")
-    in_parts = torchrun(2, "--folder", f"{tmp_path}/b", "--steps", "30", "--shard", "optimizer", "--every", "10")
+    train = ("train", 2, "--eager", "--steps", "30")
+    whole = torchrun(*train, "--folder", f"{tmp_path}/a")
+    in_parts = torchrun(*train, "--folder", f"{tmp_path}/b", "--shard", "optimizer", "--every", "10")
     assert [line[:-3] for line in in_parts[:30]] == [line[:-3] for line in whole[:30]]  # losses to two digits
     assert [lines[-1].split(",")[0] for lines in (whole, in_parts)] == ["1200 rows"] * 2
     for folder in ("step-000020", "step-000030"):
         shutil.rmtree(tmp_path / "b" / folder)  # as if it had been killed
-    again = torchrun(2, "--folder", f"{tmp_path}/b", "--steps", "30", "--shard", "optimizer")
+    again = torchrun(*train, "--folder", f"{tmp_path}/b", "--shard", "optimizer")
     assert again == in_parts[10:]
+
+
+@pytest.mark.slow
+def test_contrastive_loss_over_ranks():
+    assert sum("the same parameters on all ranks: True" in line for line in torchrun("contrastive", 2)) == 2
