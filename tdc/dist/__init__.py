@@ -23,3 +23,7 @@ from tdc.dist.point import send as send
 from tdc.dist.reductions import all_reduce as all_reduce
 from tdc.dist.reductions import reduce as reduce
 from tdc.dist.reductions import reduce_scatter as reduce_scatter
+from tdc.dist.sharding import full_tensor as full_tensor
+from tdc.dist.sharding import redistribute as redistribute
+from tdc.dist.sharding import replicate as replicate
+from tdc.dist.sharding import shard as shard

@@ -17,7 +17,7 @@ from dist_samples import KINDS, WITHOUT_ROWS, Point, Scene, numbers, plain, ragg
 from processes import leave
 
 import tdc
-from tdc import DistError, DtypeError, NestedTensor, ShapeError, StructureError, TensorDict, UnsupportedError
+from tdc import DistError, DtypeError, KeyPathError, NestedTensor, ShapeError, StructureError, TensorDict, UnsupportedError
 from tdc.testing import assert_close
 
 
@@ -345,6 +345,34 @@ def balanced_and_back(rank: int, world: int) -> None:
     assert sums.max() / sums.mean() < 1.01
 
 
+def shards_by_pattern(rank: int, world: int) -> None:
+    mesh = dist.init_device_mesh("cpu", (world,))
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    td = TensorDict({"w": numbers(0, 5, 4), "b": numbers(1, 3), "in": {"w": numbers(2, 4, 3)}, "t": texts(0, 3)})
+    rule = {"in.w": Shard(1), "*w": Shard(0), "b": Replicate()}
+    placed = tdc.dist.shard(td, mesh, rule)
+    assert [placed[k].placements[0] for k in ("w", "b", ("in", "w"))] == [Shard(0), Replicate(), Shard(1)]
+    same(placed["w"].to_local(), td["w"].tensor_split(world)[rank] if world == 5 else placed["w"].to_local())
+    same(tdc.dist.full_tensor(placed), td)
+    other = tdc.dist.redistribute(placed, {"*w": Replicate()})
+    assert other["w"].placements == (Replicate(),)
+    same(other["w"].to_local(), td["w"])
+    same(tdc.dist.full_tensor(placed + placed.exclude("t").update({"t": td["t"]})), td + td)
+    alike = tdc.dist.replicate(td.exclude("t"), mesh)
+    assert all([isinstance(x, DTensor) and x.placements == (Replicate(),) for x in alike.values(True, True)])
+    with pytest.raises(UnsupportedError, match="tdc.dist.all_gather: expected dense tensors, ragged batches.*got 3 others"):
+        tdc.dist.all_gather(placed, dim=None)
+    with pytest.raises(UnsupportedError, match=r"expected dense tensors, got 1 others\nat t: NestedTensor"):
+        tdc.dist.shard(td, mesh, Shard(0))
+    with pytest.raises(KeyPathError, match="expected a key that matches 'x', got none"):
+        tdc.dist.shard(td, mesh, {"x": Shard(0)})
+    with pytest.raises(DtypeError, match="expected 1 placements, got int"):
+        tdc.dist.shard(td, mesh, {"w": 0})
+    with pytest.raises(DtypeError, match="expected a DeviceMesh, got None"):
+        tdc.dist.shard(td, None, Shard(0))
+
+
 def nothing_is_pickled(rank: int, world: int) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("pickled")
@@ -401,7 +429,7 @@ CASES = [
     sends_every_kind, begins_to_send_and_receive, ties_stay_ties, broadcasts_every_kind, scatters_every_kind,
     gathers_every_kind, gathers_along_other_dims_and_stacks, ranks_without_rows, exchanges_every_kind,
     reduces_every_kind, means_weights_and_dtypes, wrong_dtypes_are_refused, mismatches_are_errors_everywhere,
-    many_sizes_take_one_more_message, balanced_and_back, groups_and_meshes, counts_of_messages, nothing_is_pickled,
+    many_sizes_take_one_more_message, balanced_and_back, shards_by_pattern, groups_and_meshes, counts_of_messages, nothing_is_pickled,
 ]  # fmt: skip
 ALONE = [a_killed_peer_is_an_error_at_once, what_does_not_come_is_an_error]
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tdc.core.dynamo import trace_as, under_transform
@@ -25,6 +26,17 @@ FEATURE = "functional collectives"
 ops: Any = find_or(None, "torch:ops._c10d_functional", feature=FEATURE, lost="tdc.dist in graphs and with gradients")
 recorded: Any = find_or(ops, "torch:ops._c10d_functional_autograd", feature=FEATURE, lost="the same")
 ADJOINT = {"sum": "sum", "gather": "scatter", "scatter": "gather", "from": "to", "to": "from"}
+
+
+NAMES = (
+    "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single", "wait_tensor",
+)  # fmt: skip
+
+
+def has_collectives() -> bool:
+    """True if torch has the operators that are used here, where it is built with `torch.distributed`."""
+    there = all([hasattr(ops, name) for name in NAMES]) and hasattr(recorded, "all_to_all_single")
+    return there or not dist.is_available()
 
 
 def run_whole(x: Tensor, kind: str, name: str, world: int, rank: int, src: int) -> Tensor:

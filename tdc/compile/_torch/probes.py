@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.autograd import is_recordable, recording
+from tdc.compile._torch.collectives import has_collectives
 from tdc.compile._torch.dynamo import NO_COMPILE, current_compile, graph_breaks, mark_bounds, mark_static, named_backend
 from tdc.compile._torch.inductor import BUDGET, apart_in_caches, asks_no_example, memory_budget, settings_of
 from tdc.compile._torch.levels import map_lanes
@@ -193,6 +194,7 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("Inductor's settings and caches", sets_inductor),
     ("budget of activations", budgets_activations),
     ("Inductor's counters", counts_kernels),
+    ("functional collectives", has_collectives),
 )
 FEATURES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("Inductor free of the example", asks_no_example),
