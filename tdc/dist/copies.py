@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tdc.core.dynamo import skipped_in_graphs
 from tdc.core.errors import ShapeError, StructureError, describe, message
-from tdc.dist.form import Described, Form, Sizes, built, described
+from tdc.dist.build import built
+from tdc.dist.form import Described, Form, Sizes, described
 from tdc.dist.in_graphs import all_to_all_rows, broadcast_whole, gather_rows, in_transform, records
 from tdc.dist.transport import (
     GIVEN,

@@ -88,11 +88,17 @@ class Form:
     bare: bool
     digest: bytes = field(default=b"", init=False)
     runs: tuple[Run, ...] = field(default=(), init=False)
+    paths: list[Any] = field(default_factory=list, init=False)  # of the tensors, where each is a leaf
+    keys: list[Any] = field(default_factory=list, init=False)  # of the leaves, in their order
     known: dict[Sizes, Layout] = field(default_factory=dict, init=False)
     nodes: dict[Any, Nodes] = field(default_factory=dict, init=False)  # by tensorclasses
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", hashlib.sha256(self.schema).digest()[:16])
+        leaves = [keys for keys, entry in self.table.items() if isinstance(entry, Entry) and entry.kind != "json"]
+        self.keys.extend([path_of(keys) for keys in leaves])
+        if self.is_plain and len(leaves) == len(self.templates):
+            self.paths.extend([path_of(keys) for keys, _ in self.templates])
         object.__setattr__(self, "runs", tuple([Run(*k, len([*x])) for k, x in groupby(self.templates.values())]))
 
     @property
@@ -424,64 +430,3 @@ def templates(
         found["outer"] = (Size(rows.slot, 1),)
         values["outer_max_length"] = new()
     return found, values
-
-
-# -- a structure again
-
-
-def leaf_of(form: Form, keys: Keys, sizes: Sizes, tensors: Mapping[Part, Tensor], structures: dict[Any, Any]) -> Any:
-    """The ragged leaf or ObjectArray at a key path, of its tensors."""
-    entry: Any = form.table[keys]
-    data = entry.data | {name: resolved(value, sizes) for name, value in form.data[keys].items()}
-    data = {name: value for name, value in data.items() if name not in BOUNDS or NONE not in (value if type(value) is tuple else (value,))}
-    if entry.kind == "objects":
-        with strictly("dist", "objects"):
-            values = json_of(bytes(bytes_of(host(tensors[keys, ""]))))
-        return wrap_leaf(ObjectArray(values, data["shape"]))
-    own = {part: tensors[stored_at(form.table, keys, part)] for part in entry.parts}
-    return MAKERS[entry.kind](data, own, structures)
-
-
-def built(
-    op: str, form: Form, sizes: Sizes, tensors: Sequence[Tensor], classes: Mapping[str, type], like: Any = None,
-    size: torch.Size | None = None,
-) -> Any:  # fmt: skip
-    """The structure of a form, of its tensors in the order of the message.
-
-    Args:
-        classes: tensorclasses by name.
-        like: a TensorDict of this form, whose nodes and order of keys the result has.
-        size: batch size of the result, where it is not that of the sizes.
-
-    Raises:
-        FormatError: tensors that do not make ragged batches; classes with other fields.
-    """
-    at = dict(zip(form.templates, tensors, strict=True))
-    structures: dict[Any, Any] = {}
-    leaves: Leaves = {}
-    try:
-        for keys, entry in form.table.items():
-            if isinstance(entry, Entry) and entry.kind == "tensor":
-                leaves[path_of(keys)] = at[stored_at(form.table, keys, "")]
-            elif isinstance(entry, Entry) and entry.kind != "json":
-                leaves[path_of(keys)] = leaf_of(form, keys, sizes, at, structures)
-    except (Faulty, TdcError) as fault:
-        raise StructureError(message(op, "tensors that make a structure", f"others: {fault}")) from None
-    if form.bare:
-        return leaves[BARE]
-    if like is None:
-        key = tuple(classes.values())
-        if key not in form.nodes:
-            form.nodes[key] = nodes_of(op, form, classes)
-        nodes = dict(form.nodes[key])
-    else:
-        nodes, leaves = like._nodes, {path: leaves[path] for path in like._leaves}
-    if form.ndim:
-        mark_examples(leaves)
-    return build_td(leaves, nodes, torch.Size(sizes[: form.ndim]) if size is None else size)
-
-
-def nodes_of(op: str, form: Form, classes: Mapping[str, type]) -> Nodes:
-    """The table of nodes of a form."""
-    empty = [torch.zeros(resolved(shape, NoSizes()), dtype=dtype) for dtype, shape in form.templates.values()]
-    return made(op, form.table, (), dict(zip(form.templates, empty, strict=True)), classes)._nodes

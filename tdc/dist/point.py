@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number
 from tdc.core.errors import StructureError, message
-from tdc.dist.form import built, described
+from tdc.dist.build import built
+from tdc.dist.form import described
 from tdc.dist.transport import (
     BYTES,
     NEW,

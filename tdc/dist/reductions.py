@@ -16,7 +16,8 @@ from tdc.core.arguments import expect_number
 from tdc.core.dynamo import skipped_in_graphs
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
-from tdc.dist.form import Described, as_td, built, described
+from tdc.dist.build import built
+from tdc.dist.form import Described, as_td, described
 from tdc.dist.in_graphs import in_transform, records, reduce_whole, scatter_rows
 from tdc.dist.transport import (
     Handshake,
@@ -160,8 +161,9 @@ def agree_and_reduce(
     text = f"{name} {op} dst={dst} {dtype}{' weighted' * (weight is not None)}{' recorded' * recorded}"
     with taking_part(text, ranks):
         whole = cast(name, td, dtype)
-        refuse_dtypes(name, whole, op)
         x = described(name, whole)
+        if not (x.form.is_plain and TAKES[op].issuperset(x.form.groups)):
+            refuse_dtypes(name, whole, op)
         factor = 1.0 if weight is None else number_of(name, weight, x)
     shake = Handshake(name, ranks, header_of(text, x, content=contents(x), weight=factor)) if check else None
     if recorded:
