@@ -19,7 +19,6 @@ from tdc.dist.build import built
 from tdc.dist.form import Described, Form, Sizes, described
 from tdc.dist.in_graphs import all_to_all_rows, broadcast_whole, gather_rows, in_transform, records
 from tdc.dist.transport import (
-    GIVEN,
     NEW,
     RECORDS,
     Handshake,
@@ -93,19 +92,15 @@ def agree_on_source(op: str, td: Any, src: int, group: Any, classes: Iterable[ty
     if in_transform():
         return None
     ranks = ranks_of(op, group)
-    check_rank(op, "src", src, ranks)
     text, mine = f"{op} src={src}", ranks.rank == src
-    x, new = None, False
+    x, head = None, Header(text)
     with taking_part(text, ranks):
+        check_rank(op, "src", src, ranks)
         known = names_of(classes, op)
         if mine or td is not None:
-            x = described(op, td, ties=True)
-            new = mine and ranks.remember("all", x.form)
-    head = Header(text)
-    if x is not None:
-        recorded = records(td)
-        flags = GIVEN | RECORDS * recorded | NEW * new
-        head = header_of(text, x, flags=flags, content=contents(x) if recorded else b"")
+            x, recorded = described(op, td, ties=True), records(td)
+            flags = RECORDS * recorded | NEW * (mine and ranks.is_new("all", x.form))
+            head = header_of(text, x, flags=flags, content=contents(x) if recorded else b"")
     heads = Handshake(op, ranks, head).headers()
     there = [h for h in heads if h.digest]
     if len({h.digest for h in there}) > 1:  # all tell, a rank without a td the form of an empty one
@@ -185,16 +180,15 @@ def scatter(parts: Sequence[Any] | None = None, src: int = 0, *, group: Any = No
     """
     op = "dist.scatter"
     ranks = ranks_of(op, group)
-    check_rank(op, "src", src, ranks)
     text, mine = f"{op} src={src}", ranks.rank == src
-    head, xs, new = Header(text), list[Described](), False
+    xs, head = list[Described](), Header(text)
     with taking_part(text, ranks):
+        check_rank(op, "src", src, ranks)
         known = names_of(classes, op)
         if mine:
             xs = described_parts(op, parts, ranks)
-            new = ranks.remember("all", xs[0].form)
             sizes = tuple([n for x in xs for n in x.sizes])
-            head = header_of(text, xs[0], sizes=sizes, flags=GIVEN | NEW * new)
+            head = header_of(text, xs[0], sizes=sizes, flags=NEW * ranks.is_new("all", xs[0].form))
     heads = Handshake(op, ranks, head).headers()
     form = receive_form(op, ranks, heads[src], src, xs[0].form if mine else None)
     if mine:
@@ -249,8 +243,10 @@ def gather(td: Any, dst: int = 0, *, dim: int | None = 0, group: Any = None) -> 
     """
     op = "dist.gather"
     ranks = ranks_of(op, group)
-    check_rank(op, "dst", dst, ranks)
-    x, heads = agree_to_join(op, f"{op} dst={dst} dim={dim}", ranks, td, dim)
+    text = f"{op} dst={dst} dim={dim}"
+    with taking_part(text, ranks):
+        check_rank(op, "dst", dst, ranks)
+    x, heads = agree_to_join(op, text, ranks, td, dim)
     if ranks.rank != dst:
         exchange(op, ranks, [packed(x, ranks.device) if i == dst else None for i in range(ranks.world)], [])
         return None

@@ -351,7 +351,7 @@ class NoSizes(tuple[int, ...]):
 
 def kept(form: Form) -> Form:
     """The same form as a known one, if it is known."""
-    if len(FORMS) >= MOST:
+    if len(FORMS) >= MOST and form.digest not in FORMS:
         FORMS.clear()
     return FORMS.setdefault(form.digest, form)
 

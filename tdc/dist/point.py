@@ -203,7 +203,7 @@ def begin_send(op: str, td: Any, dst: int, group: Any, tag: int) -> Pending:
     ranks = ranks_of(op, group)
     check_peer(op, "dst", dst, ranks)
     x = described(op, td, ties=True)
-    new = ranks.remember(("to", dst, tag), x.form)
+    new = ranks.is_new(("to", dst, tag), x.form)
     header = header_of("send", x, flags=NEW if new else 0)
     tensors = [from_bytes(header.packed(), ranks)]
     if new:
@@ -211,6 +211,8 @@ def begin_send(op: str, td: Any, dst: int, group: Any, tag: int) -> Pending:
     if len(x.sizes) > len(header.inline):
         tensors.append(torch.tensor(x.sizes, device=ranks.device))
     tensors.append(packed(x, ranks.device))
+    if new:
+        ranks.remember(("to", dst, tag), x.form)
     with sending(op, ranks, dst):
         works = [comm.isend(t, group=ranks.group, group_dst=dst, tag=tag) for t in tensors if t.numel()]
 
@@ -218,6 +220,7 @@ def begin_send(op: str, td: Any, dst: int, group: Any, tag: int) -> Pending:
         with sending(op, ranks, dst):
             for work in works:
                 work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
+        works.clear()
         tensors.clear()
 
     return Pending(finish)

@@ -155,11 +155,11 @@ def agree_and_reduce(
     if in_transform():
         return None
     ranks = ranks_of(name, group)
-    if dst is not None:
-        check_rank(name, "dst", dst, ranks)
     recorded = dst is None and (records(td) or (isinstance(weight, Tensor) and records(weight)))
     text = f"{name} {op} dst={dst} {dtype}{' weighted' * (weight is not None)}{' recorded' * recorded}"
     with taking_part(text, ranks):
+        if dst is not None:
+            check_rank(name, "dst", dst, ranks)
         whole = cast(name, td, dtype)
         x = described(name, whole)
         if not (x.form.is_plain and TAKES[op].issuperset(x.form.groups)):
@@ -318,10 +318,8 @@ def reduce_scatter(td: Any, dim: int = 0, *, group: Any = None) -> Any:
     """
     op = "dist.reduce_scatter"
     pg = as_group(op, group)
-    whole, _ = as_td(op, td)
-    at = batch_dim(op, whole, dim, pg.size())
-    refuse_dtypes(op, td, "sum")
-    agree_on_sum(op, td, at, group)
+    agree_on_sum(op, td, dim, group)
+    whole, at = rows_of(op, td, dim, pg.size())
     if all([isinstance(x, Tensor) for x in whole._leaves.values()]):
         return scatter_rows(op, td, at, pg)
     n = whole._size[at] // pg.size()
@@ -329,8 +327,10 @@ def reduce_scatter(td: Any, dim: int = 0, *, group: Any = None) -> Any:
     return reduce_whole(op, td, "sum", None, pg)[(slice(None),) * at + (rows,)]
 
 
-def batch_dim(op: str, td: Any, dim: int, world: int) -> int:
-    """A batch dim that can be shared out."""
+def rows_of(op: str, x: Any, dim: int, world: int) -> tuple[Any, int]:
+    """A structure as a TensorDict, and a batch dim of it that can be shared out."""
+    td, _ = as_td(op, x)
+    refuse_dtypes(op, x, "sum")
     k = len(td._size)
     if type(dim) is not int or not -k <= dim < k:
         got = f"dim={dim}" if type(dim) is int else describe(dim)
@@ -338,7 +338,7 @@ def batch_dim(op: str, td: Any, dim: int, world: int) -> int:
     if td._size[dim] % world:
         hint = "pad the batch, or all_reduce and take rows"
         raise ShapeError(message(op, f"a multiple of {world} rows", f"{td._size[dim]}", hint=hint))
-    return dim % k
+    return td, dim % k
 
 
 @skipped_in_graphs
@@ -349,6 +349,7 @@ def agree_on_sum(op: str, td: Any, dim: int, group: Any) -> None:
     ranks = ranks_of(op, group)
     text = f"{op} dim={dim}{' recorded' * records(td)}"
     with taking_part(text, ranks):
+        rows_of(op, td, dim, ranks.world)
         x = described(op, td)
     heads = Handshake(op, ranks, header_of(text, x, content=contents(x))).headers()
     agreed(op, ranks, heads, x.form, sizes=True)

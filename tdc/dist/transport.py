@@ -34,7 +34,7 @@ HEADER = struct.Struct("<72s16s16sqqqd")
 BYTES = 256
 INLINE = (BYTES - HEADER.size) // 8
 MOST_FORMS = 1024
-NEW, RECORDS, GIVEN = 1, 2, 4  # flags: the schema follows; gradients are recorded; a structure was given
+NEW, RECORDS = 1, 2  # flags: the schema follows; gradients are recorded
 TAG = 0x7DC0DE  # of messages inside of collectives, apart from those of users
 untyped: Any = torch
 comm: Any = dist  # parts of it without types
@@ -51,14 +51,16 @@ class Ranks:
     forms: dict[Any, Form] = field(default_factory=dict)
     pending: dict[Any, Any] = field(default_factory=dict)  # the last receive that was begun, by rank and tag
 
-    def remember(self, channel: Any, form: Form) -> bool:
-        """Remember that a form went through a channel; True the first time. Both ends count alike."""
-        if (channel, form.digest) in self.forms:
-            return False
+    def is_new(self, channel: Any, form: Form) -> bool:
+        """True if a form did not go through a channel yet. Both ends know alike."""
+        return (channel, form.digest) not in self.forms
+
+    def remember(self, channel: Any, form: Form) -> Form:
+        """Remember that a form went through a channel. Returns the form."""
         if len(self.forms) >= MOST_FORMS:
             self.forms.clear()
         self.forms[channel, form.digest] = form
-        return True
+        return form
 
 
 RANKS: Any = WeakKeyDictionary()
@@ -253,7 +255,8 @@ def taking_part(op: str, ranks: Ranks) -> Generator[None]:
         yield
     except TdcError as error:
         if ranks.world > 1:
-            Handshake(op, ranks, Header(f"!{type(error).__name__} in {op}")).work.wait()
+            with sending(op, ranks):
+                Handshake(op, ranks, Header(f"!{type(error).__name__} in {op}")).work.wait()
         raise
 
 
@@ -288,15 +291,13 @@ def all_forms(op: str, ranks: Ranks, heads: Sequence[Header], form: Form) -> dic
 
 def header_of(op: str, x: Described, **more: Any) -> Header:
     """The header for a structure."""
-    return Header(op, x.form.digest, length=len(x.form.schema), **{"sizes": x.sizes, "flags": GIVEN, **more})
+    return Header(op, x.form.digest, length=len(x.form.schema), **{"sizes": x.sizes, **more})
 
 
 def known_form(op: str, ranks: Ranks, channel: Any, head: Header, schema: Callable[[], bytes]) -> Form:
     """The form that a header speaks of; `schema` receives it where it is new."""
     if head.flags & NEW:
-        form = kept(read_form(op, schema()))
-        ranks.remember(channel, form)
-        return form
+        return ranks.remember(channel, kept(read_form(op, schema())))
     found = ranks.forms.get((channel, head.digest))
     if found is None:
         hint = "an error on one rank has left the ranks apart; start again"

@@ -262,6 +262,21 @@ def mismatches_are_errors_everywhere(rank: int, world: int) -> None:
     with pytest.raises(error[0], match=error[1]):
         tdc.dist.all_gather(TensorDict({"s": torch.eye(2).to_sparse() if rank == 1 else torch.eye(2)}, [2]))
     goes_on()
+    unseen = TensorDict({"unseen": torch.ones(2)})
+    with pytest.raises(StructureError, match="expected structures of one form"):
+        tdc.dist.broadcast(unseen if rank == 0 else good)
+    same(tdc.dist.broadcast(unseen if rank == 0 else None), unseen)  # whose schema did not go along yet
+    same(tdc.dist.broadcast(unseen if rank == 0 else None), unseen)
+    with pytest.raises(StructureError, match="src=9|rank 1: StructureError in dist.broadcast"):
+        tdc.dist.broadcast(good, src=9 if rank == 1 else 0)
+    with pytest.raises((ShapeError, StructureError), match="a multiple of|rank 1: ShapeError in dist.reduce_scatter"):
+        tdc.dist.reduce_scatter(plain(rank, 3 if rank == 1 else 4 * world) if world == 2 else plain(rank, 3))
+    with torch.inference_mode():
+        goes_on()
+        same(tdc.dist.all_gather(good), torch.cat([plain(r, 3) for r in range(world)]))
+    with pytest.raises(StructureError, match=r"(?s)one operation on all ranks.*recorded"):
+        tdc.dist.all_reduce(torch.ones(2, requires_grad=rank == 1))
+    goes_on()
     same(tdc.dist.all_gather(good), torch.cat([plain(r, 3) for r in range(world)]))
 
 
