@@ -14,14 +14,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.dist.copies import all_gather, all_to_all
+from tdc.dist.form import described
 from tdc.dist.transport import ranks_of, taking_part
 
 OP = "dist.balance"
@@ -74,6 +75,7 @@ def balance(td: Any, cost: Tensor, *, equal: bool = False, group: Any = None) ->
         Eager only: call it in front of the step. The gradient is that of the sum of all ranks' losses.
 
     Example:
+        >>> import torch.distributed as dist
         >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> from tdc.ragged.pack import from_list
@@ -97,7 +99,7 @@ def balance(td: Any, cost: Tensor, *, equal: bool = False, group: Any = None) ->
     order = torch.tensor(sorted(range(len(own)), key=own.__getitem__), dtype=torch.int64, device=cost.device)
     given = tuple([own.count(r) for r in range(ranks.world)])
     ends = [sum(numbers[:r]) for r in range(ranks.world + 1)]
-    taken = tuple([targets[a:b].count(ranks.rank) for a, b in zip(ends, ends[1:], strict=False)])
+    taken = tuple([targets[a:b].count(ranks.rank) for a, b in pairwise(ends)])
     moves = Moves(order, given, taken, group)
     return torch.cat(all_to_all([td[rows] for rows in order.split(given)], group=group)), moves
 
@@ -118,6 +120,7 @@ def restore(td: Any, back: Moves) -> Any:
         Eager only. The gradient is that of the sum of all ranks' losses.
 
     Example:
+        >>> import torch.distributed as dist
         >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> mine, back = balance(torch.tensor([1, 5, 3]), torch.tensor([1, 5, 3]))
@@ -126,20 +129,21 @@ def restore(td: Any, back: Moves) -> Any:
         >>> dist.destroy_process_group()
     """
     op = "dist.restore"
-    ranks = ranks_of(op, back.group)
+    ranks = ranks_of(op, getattr(back, "group", None))
     with taking_part(op, ranks):
-        rows = sum(back.taken)
-        if not hasattr(td, "__len__") or len(td) != rows:
+        if not isinstance(back, Moves):
+            raise DtypeError(message(op, "the second result of balance", describe(back), hint="restore(td, back)"))
+        if described(op, td).td._size[:1] != (sum(back.taken),):
             hint = "one row for each example of the first result of balance"
-            raise ShapeError(message(op, f"{rows} rows", describe(td), hint=hint))
+            raise ShapeError(message(op, f"{sum(back.taken)} rows", describe(td), hint=hint))
     found = torch.cat(all_to_all(list(rows_of(td, back.taken)), group=back.group))
-    return found[torch.empty_like(back.order).scatter_(0, back.order, torch.arange(len(back.order), device=back.order.device))]
+    return found[back.order.argsort()]
 
 
 def rows_of(td: Any, counts: Sequence[int]) -> list[Any]:
     """The rows of a structure, so many at a time."""
     ends = [sum(counts[:r]) for r in range(len(counts) + 1)]
-    return [td[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [td[a:b] for a, b in pairwise(ends)]
 
 
 def check_costs(td: Any, cost: Any) -> None:
@@ -147,7 +151,7 @@ def check_costs(td: Any, cost: Any) -> None:
     if not isinstance(cost, Tensor) or cost.is_complex() or cost.dtype == torch.bool:
         hint = "x.lengths of a ragged batch, or torch.tensor([...])"
         raise DtypeError(message(OP, "a tensor of real numbers as cost", describe(cost), hint=hint))
-    if not hasattr(td, "__len__") or cost.shape != (len(td),):
+    if described(OP, td).td._size[:1] != cost.shape:
         got = f"{describe(cost)} for {describe(td)}"
         raise ShapeError(message(OP, "a cost for each example", got, hint="cost of shape (n,) for n rows"))
     if not bool((cost >= 0).all()):

@@ -27,13 +27,18 @@ def leaf_of(form: Form, keys: Keys, sizes: Sizes, tensors: Mapping[Part, Tensor]
     """The ragged leaf or ObjectArray at a key path, of its tensors."""
     entry: Any = form.table[keys]
     data = entry.data | {name: resolved(value, sizes) for name, value in form.data[keys].items()}
-    data = {name: value for name, value in data.items() if name not in BOUNDS or NONE not in (value if type(value) is tuple else (value,))}
+    data = {name: value for name, value in data.items() if name not in BOUNDS or is_bound(value)}
     if entry.kind == "objects":
         with strictly("dist", "objects"):
             values = json_of(bytes(bytes_of(host(tensors[keys, ""]))))
         return wrap_leaf(ObjectArray(values, data["shape"]))
     own = {part: tensors[stored_at(form.table, keys, part)] for part in entry.parts}
     return MAKERS[entry.kind](data, own, structures)
+
+
+def is_bound(value: Any) -> bool:
+    """True if there is a bound, one number or one for each ragged dim."""
+    return NONE not in (value if type(value) is tuple else (value,))
 
 
 def built(

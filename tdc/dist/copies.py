@@ -92,7 +92,7 @@ def agree_on_source(op: str, td: Any, src: int, group: Any, classes: Iterable[ty
     if in_transform():
         return None
     ranks = ranks_of(op, group)
-    text, mine = f"{op} src={src}", ranks.rank == src
+    text, mine = f"{op} src={src}", type(src) is int and ranks.rank == src
     x, head = None, Header(text)
     with taking_part(text, ranks):
         check_rank(op, "src", src, ranks)
@@ -145,7 +145,9 @@ def device_of(x: Described | None) -> torch.device | None:
     return x.tensors[0].device if x is not None and x.tensors else None
 
 
-def scatter(parts: Sequence[Any] | None = None, src: int = 0, *, group: Any = None, classes: Iterable[type] = ()) -> Any:
+def scatter(
+    parts: Sequence[Any] | None = None, src: int = 0, *, group: Any = None, classes: Iterable[type] = ()
+) -> Any:
     """Give each rank its part of what one rank has.
 
     A handshake and one message for each rank, of the bytes of its part.
@@ -180,7 +182,7 @@ def scatter(parts: Sequence[Any] | None = None, src: int = 0, *, group: Any = No
     """
     op = "dist.scatter"
     ranks = ranks_of(op, group)
-    text, mine = f"{op} src={src}", ranks.rank == src
+    text, mine = f"{op} src={src}", type(src) is int and ranks.rank == src
     xs, head = list[Described](), Header(text)
     with taking_part(text, ranks):
         check_rank(op, "src", src, ranks)
@@ -258,8 +260,8 @@ def gather(td: Any, dst: int = 0, *, dim: int | None = 0, group: Any = None) -> 
 def all_gather(td: Any, *, dim: int | None = 0, counts: bool = False, even: bool = False, group: Any = None) -> Any:
     """Join the structures of all ranks, in their order, on every rank.
 
-    A handshake and one message from each rank to each, of its real bytes: ranks may have different numbers of rows, none
-    too, and other lengths.
+    A handshake and one message from each rank to each, of its real bytes: ranks may have different numbers of rows,
+    none too, and other lengths.
 
     Shapes:
         `(n_r, *F)` on rank r `-> (n_0 + n_1 + ..., *F)`; with `dim=None` `(*S) -> (world, *S)`.

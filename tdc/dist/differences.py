@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tdc.dist.form import Form, Size
+from tdc.dist.form import Form
 from tdc.io.filenames import Keys, dotted, first
 from tdc.io.manifest import Entry, stored_at
 
@@ -15,9 +15,10 @@ def lines(form: Form) -> dict[str, str]:
     found: dict[str, str] = {}
     for keys, entry in form.table.items():
         if isinstance(entry, Entry):
-            data = entry.data.get("value", "") if entry.kind == "json" else ""
-            shown = [shown_tensor(form, keys, part) for part in entry.parts]
-            found[dotted(keys)] = " ".join([{"json": "Static", "objects": "ObjectArray"}.get(entry.kind, entry.kind), *shown]) + str(data and f" {data!r}")
+            kind = {"json": "Static", "objects": "ObjectArray"}.get(entry.kind, entry.kind)
+            shown = [repr(entry.data["value"])] if entry.kind == "json" else []
+            shown += [shown_tensor(form, keys, part) for part in entry.parts]
+            found[dotted(keys)] = " ".join([kind, *shown])
         elif keys and entry.cls:
             found[dotted(keys)] = entry.cls
     root: Any = form.table[()]

@@ -25,20 +25,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tdc.core.errors import DtypeError, StructureError, TdcError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import parts, path_of, show
 from tdc.core.one_storage import identity
-from tdc.io.filenames import Keys, Part, dotted, first
-from tdc.io.files import bytes_of, host
-from tdc.io.leaves import HINT, MAKERS, Faulty, as_node, made, taken_apart, tied_or_stored
-from tdc.io.manifest import DTYPES, Entry, Node, Stored, Table, Tie, dump, json_of, parse, stored_at, strictly
+from tdc.io.filenames import Keys, Part, dotted
+from tdc.io.leaves import HINT, Faulty, as_node, taken_apart, tied_or_stored
+from tdc.io.manifest import DTYPES, Entry, Node, Stored, Table, Tie, dump, parse, stored_at
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.two_level import TwoLevelTensor
-from tdc.tensordict.leaf import unwrap, wrap_leaf
+from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
-from tdc.tensordict.object_array import ObjectArray
-from tdc.tensordict.storage import Leaves, mark_examples
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 MOST = 256  # forms that are kept before all are forgotten
@@ -290,7 +287,8 @@ def plan_of(op: str, td: TensorDict, bare: bool, ties: bool) -> Plan:
         node = path in td._nodes and type(found) is not Static
         for n in range(1, len(keys) + node):
             if keys[:n] not in table:
-                table[keys[:n]] = zeroed(as_node(entries[path_of(keys[:n])], size, tuple(getattr(found, "shape", ()))), k)
+                shape = tuple(getattr(found, "shape", ()))
+                table[keys[:n]] = zeroed(as_node(entries[path_of(keys[:n])], size, shape), k)
         if not node:
             try:
                 table[keys], added = zero_entry(keys, unwrap(found), k, known if ties else {}, numbers)

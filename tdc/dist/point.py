@@ -142,11 +142,13 @@ def recv(src: int, *, group: Any = None, tag: int = 0, classes: Iterable[type] =
     Source:
         `torch.distributed.recv`.
     """
-    ranks = ranks_of("dist.recv", group)
+    op = "dist.recv"
+    ranks, known = ranks_of(op, group), names_of(classes, op)
+    check_peer(op, "src", src, ranks)
     before = ranks.pending.get((src, tag))
     if before is not None:
         before.join()
-    return receive("dist.recv", ranks, check_peer("dist.recv", "src", src, ranks), tag, names_of(classes, "dist.recv"))
+    return receive(op, ranks, src, tag, known)
 
 
 def irecv(src: int, *, group: Any = None, tag: int = 0, classes: Iterable[type] = ()) -> Pending:
@@ -248,10 +250,9 @@ def receive(op: str, ranks: Ranks, src: int, tag: int, classes: Any) -> Any:
     return built(op, form, sizes, views(buffer, form.runs, form.layout(sizes).shapes), classes)
 
 
-def check_peer(op: str, name: str, rank: int, ranks: Ranks) -> int:
-    """Another rank of the group."""
+def check_peer(op: str, name: str, rank: int, ranks: Ranks) -> None:
+    """Refuse a number that is not another rank of the group."""
     check_rank(op, name, rank, ranks)
     if rank == ranks.rank:
         got, hint = f"{name}={rank}, this rank", "td.clone() makes a copy"
         raise StructureError(message(op, f"another rank as {name}", got, hint=hint))
-    return rank

@@ -132,7 +132,7 @@ def reduced(
     name: str, td: Any, op: str, weight: Any, dtype: Any, group: Any, check: bool, dst: int | None
 ) -> Any:
     """The body of `all_reduce` and `reduce`."""
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         hint = ", ".join([repr(known) for known in OPS])
         raise StructureError(message(name, "a known operation", repr(op), hint=hint))
     if weight is not None and op not in ("sum", "mean"):

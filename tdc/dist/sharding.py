@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -143,7 +142,8 @@ def placed(op: str, td: TensorDict, rule: Any, ndim: int, run: Callable[[Any, An
         expect(op, pattern, str)
         found = [p for p, hit in zip(paths, matched(paths, (pattern,)), strict=True) if hit]
         if not found and paths:
-            raise KeyPathError(message(op, f"a key that matches {pattern!r}", "none", hint=f"such as {show(paths[0])!r}"))
+            hint = f"keys are such as {show(paths[0])!r}"
+            raise KeyPathError(message(op, f"a key that matches {pattern!r}", "none", hint=hint))
         for path in [p for p in found if p in left]:
             del left[path]
             x: Any = leaves[path]

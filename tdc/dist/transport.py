@@ -98,14 +98,13 @@ def ranks_of(op: str, group: Any) -> Ranks:
     return found
 
 
-def check_rank(op: str, name: str, rank: Any, ranks: Ranks) -> int:
-    """A rank of the group."""
+def check_rank(op: str, name: str, rank: Any, ranks: Ranks) -> None:
+    """Refuse a number that is not a rank of the group."""
     if type(rank) is not int or not 0 <= rank < ranks.world:
         got = f"{name}={rank}" if isinstance(rank, int) else describe(rank)
         hint = "ranks are those within the group, also of a subgroup"
         error = StructureError if isinstance(rank, int) else DtypeError
         raise error(message(op, f"{name} in [0, {ranks.world - 1}]", got, hint=hint))
-    return rank
 
 
 # -- messages

@@ -17,7 +17,15 @@ from dist_samples import KINDS, WITHOUT_ROWS, Point, Scene, numbers, plain, ragg
 from processes import leave
 
 import tdc
-from tdc import DistError, DtypeError, KeyPathError, NestedTensor, ShapeError, StructureError, TensorDict, UnsupportedError
+from tdc import (
+    DistError,
+    DtypeError,
+    KeyPathError,
+    ShapeError,
+    StructureError,
+    TensorDict,
+    UnsupportedError,
+)
 from tdc.testing import assert_close
 
 
@@ -167,8 +175,7 @@ def reduces_every_kind(rank: int, world: int) -> None:
         whole = make(0, 3)
 
         def own(r: int) -> Any:  # of one structure on all ranks
-            add = lambda x: x + r if not x.dtype == torch.bool else x  # noqa: E731
-            return whole.exclude("mask").apply(add) if isinstance(whole, TensorDict) else add(whole)
+            return whole.exclude("mask").apply(lambda x: x + r) if isinstance(whole, TensorDict) else whole + r
 
         total = own(0)
         for r in range(1, world):
@@ -204,7 +211,7 @@ def means_weights_and_dtypes(rank: int, world: int) -> None:
 
 def wrong_dtypes_are_refused(rank: int, world: int) -> None:
     td = KINDS["dtypes"](rank, 2)
-    with pytest.raises(DtypeError, match=r"(?s)expected dtypes with a sum over ranks, got 6 others.*int8.*dtype=torch.int64"):
+    with pytest.raises(DtypeError, match=r"(?s)with a sum over ranks, got 6 others.*int8.*dtype=torch.int64"):
         tdc.dist.all_reduce(td)
     with pytest.raises(DtypeError, match=r"(?s)with a max over ranks.*complex64"):
         tdc.dist.all_reduce(td, "max")
@@ -229,7 +236,7 @@ def mismatches_are_errors_everywhere(rank: int, world: int) -> None:
     bad = good.rename_keys({"y": "z"}) if rank == 1 else good
     for call in (tdc.dist.all_gather, tdc.dist.all_reduce, tdc.dist.reduce_scatter, tdc.dist.gather):
         given = bad.repeat_interleave(world, 0) if call is tdc.dist.reduce_scatter else bad
-        words = r"(?s)expected structures of one form.*\nat y: .* on rank 0.*; not there on rank 1.*\nat z: not there on rank 0"
+        words = r"(?s)structures of one form.*\nat y: .* on rank 0.*; not there on rank 1.*\nat z: not there on rank 0"
         with pytest.raises(StructureError, match=words):
             call(given)
         goes_on()
@@ -238,7 +245,7 @@ def mismatches_are_errors_everywhere(rank: int, world: int) -> None:
     with pytest.raises(StructureError, match="expected structures of one form on all ranks"):
         tdc.dist.broadcast(bad)
     goes_on()
-    with pytest.raises(StructureError, match=r"(?s)one operation on all ranks.*at rank 0: dist.all_gather.*rank 1: dist.all_reduce"):
+    with pytest.raises(StructureError, match=r"(?s)one operation.*at rank 0: dist.all_gather.*rank 1: dist.all_reduce"):
         tdc.dist.all_reduce(good) if rank == 1 else tdc.dist.all_gather(good)
     goes_on()
     with pytest.raises(StructureError, match="one operation on all ranks"):
@@ -248,9 +255,9 @@ def mismatches_are_errors_everywhere(rank: int, world: int) -> None:
     goes_on()
     with pytest.raises(StructureError, match=r"(?s)structures of one size.*rank 1: sizes \[4\]"):
         tdc.dist.all_reduce(plain(rank, 3 + (rank == 1)))
+    other = tdc.pack([torch.ones(n) for n in ([1, 3] if rank else [2, 2])])
     with pytest.raises(StructureError, match="got other lengths of examples"):
-        first = [1, 3] if rank else [2, 2]
-        tdc.dist.all_reduce(tdc.pack([torch.ones(n) for n in first]))
+        tdc.dist.all_reduce(other)
     with pytest.raises(StructureError, match=r"(?s)x: .*\[B, 3\] on rank 0.*\[B, 4\] on rank 1"):
         tdc.dist.all_gather(TensorDict({"x": torch.ones(2, 4 if rank == 1 else 3)}, [2]))
     with pytest.raises(StructureError, match="batch sizes that differ in dim 0 alone"):
@@ -267,9 +274,9 @@ def mismatches_are_errors_everywhere(rank: int, world: int) -> None:
         tdc.dist.broadcast(unseen if rank == 0 else good)
     same(tdc.dist.broadcast(unseen if rank == 0 else None), unseen)  # whose schema did not go along yet
     same(tdc.dist.broadcast(unseen if rank == 0 else None), unseen)
-    with pytest.raises(StructureError, match="src=9|rank 1: StructureError in dist.broadcast"):
+    with pytest.raises(StructureError, match=r"src=9|rank 1: StructureError in dist.broadcast"):
         tdc.dist.broadcast(good, src=9 if rank == 1 else 0)
-    with pytest.raises((ShapeError, StructureError), match="a multiple of|rank 1: ShapeError in dist.reduce_scatter"):
+    with pytest.raises((ShapeError, StructureError), match=r"a multiple of|rank 1: ShapeError in dist.reduce_scatter"):
         tdc.dist.reduce_scatter(plain(rank, 3 if rank == 1 else 4 * world) if world == 2 else plain(rank, 3))
     with torch.inference_mode():
         goes_on()
@@ -351,7 +358,7 @@ def balanced_and_back(rank: int, world: int) -> None:
     same(out.detach(), td["x"] * 2)
     (out * 3).sum().backward()
     same(w.grad, torch.full_like(w, 6.0))
-    with pytest.raises((ShapeError, StructureError), match=r"expected 7 rows|rank 0: ShapeError in dist.restore|expected \d rows"):
+    with pytest.raises((ShapeError, StructureError), match=r"expected \d rows|rank 0: ShapeError in dist.restore"):
         tdc.dist.restore(torch.ones(9), back)
     error = (ShapeError, "costs of at least 0") if rank == 0 else (StructureError, "rank 0: ShapeError in dist.balance")
     with pytest.raises(error[0], match=error[1]):
@@ -378,7 +385,7 @@ def shards_by_pattern(rank: int, world: int) -> None:
     same(tdc.dist.full_tensor(placed + placed.exclude("t").update({"t": td["t"]})), td + td)
     alike = tdc.dist.replicate(td.exclude("t"), mesh)
     assert all([isinstance(x, DTensor) and x.placements == (Replicate(),) for x in alike.values(True, True)])
-    with pytest.raises(UnsupportedError, match="tdc.dist.all_gather: expected dense tensors, ragged batches.*got 3 others"):
+    with pytest.raises(UnsupportedError, match=r"expected dense tensors, ragged batches.*got 3 others"):
         tdc.dist.all_gather(placed, dim=None)
     with pytest.raises(UnsupportedError, match=r"expected dense tensors, got 1 others\nat t: NestedTensor"):
         tdc.dist.shard(td, mesh, Shard(0))
@@ -404,20 +411,21 @@ def nothing_is_pickled(rank: int, world: int) -> None:
 
 
 def a_killed_peer_is_an_error_at_once(rank: int, world: int) -> None:
-    """The group has a timeout of ten seconds."""
+    """The group has a timeout of a minute."""
     same(tdc.dist.all_reduce(torch.ones(1)), torch.full((1,), 2.0))
     if rank == 1:
         time.sleep(0.3)
         os._exit(0)
     pending = tdc.dist.irecv(1, tag=5)
     begin = time.monotonic()
-    with pytest.raises(DistError, match="tdc.dist.all_gather: expected an answer of every rank, got none on rank 0 of 2") as caught:
+    with pytest.raises(DistError, match=r"all_gather: expected an answer of every rank, got none on rank 0") as caught:
         tdc.dist.all_gather(plain(0, 3))
     assert (caught.value.rank, caught.value.op) == (0, "dist.all_gather")
     with pytest.raises(DistError, match="expected an answer of rank 1") as caught:
         pending.wait()
     assert (caught.value.rank, caught.value.op) == (1, "dist.irecv")
-    for call in (lambda: tdc.dist.send(plain(0, 3), 1), lambda: tdc.dist.recv(1), lambda: tdc.dist.all_reduce(plain(0, 3))):
+    x = plain(0, 3)
+    for call in (lambda: tdc.dist.send(x, 1), lambda: tdc.dist.recv(1), lambda: tdc.dist.all_reduce(x)):
         with pytest.raises(DistError, match="hint: a rank is gone or came too late; the group is dead"):
             call()
     assert time.monotonic() - begin < 2
@@ -433,12 +441,12 @@ def what_does_not_come_is_an_error(rank: int, world: int) -> None:
     else:
         time.sleep(0.5)
         tdc.dist.send(plain(1, 2), 0)
-    late = dist.new_group(timeout=timedelta(seconds=1))
+    late = dist.new_group(timeout=timedelta(seconds=4))  # in which they connect, too
     if rank == 0:
         begin = time.monotonic()
-        with pytest.raises(DistError, match="Timed out waiting 1000ms"):
+        with pytest.raises(DistError, match="Timed out waiting 4000ms"):
             tdc.dist.all_reduce(torch.ones(3), group=late)
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 8
     dist.barrier()
 
 
@@ -446,7 +454,8 @@ CASES = [
     sends_every_kind, begins_to_send_and_receive, ties_stay_ties, broadcasts_every_kind, scatters_every_kind,
     gathers_every_kind, gathers_along_other_dims_and_stacks, ranks_without_rows, exchanges_every_kind,
     reduces_every_kind, means_weights_and_dtypes, wrong_dtypes_are_refused, mismatches_are_errors_everywhere,
-    many_sizes_take_one_more_message, balanced_and_back, shards_by_pattern, groups_and_meshes, counts_of_messages, nothing_is_pickled,
+    many_sizes_take_one_more_message, balanced_and_back, shards_by_pattern, groups_and_meshes, counts_of_messages,
+    nothing_is_pickled,
 ]  # fmt: skip
 ALONE = [a_killed_peer_is_an_error_at_once, what_does_not_come_is_an_error]
 
@@ -455,7 +464,7 @@ def run_cases(cases: list[Any], alone: list[Any], argv: list[str]) -> None:
     """Run a case, or all of those that leave the group as it was."""
     names, store, rank, world = argv[1], argv[2], int(argv[3]), int(argv[4])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=10), world, rank)
+    dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), world, rank)
     for case in [case for case in cases + alone if names in (case.__name__, "all" if case in cases else "")]:
         try:
             case(rank, world)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tdc
-from tdc import MaskedBatch, NestedTensor, ObjectArray, Static, TensorDict
+from tdc import NestedTensor, ObjectArray, Static, TensorDict
 
 
 @tdc.tensorclass
@@ -47,13 +47,15 @@ def documents(rank: int, n: int) -> Any:
 
 
 def plain(rank: int, n: int) -> TensorDict:
-    return TensorDict({"x": numbers(rank, n, 3), "y": numbers(rank + 1, n), "info": {"id": torch.arange(n) + 10 * rank}}, [n])
+    inner = {"id": torch.arange(n) + 10 * rank}
+    return TensorDict({"x": numbers(rank, n, 3), "y": numbers(rank + 1, n), "info": inner}, [n])
 
 
 def dtypes(rank: int, n: int) -> TensorDict:
     x = numbers(rank, n, 2)
-    names = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64", "complex64", "complex128")
+    names = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64")
     leaves: dict[str, Tensor] = {name: x.abs().to(getattr(torch, name)) for name in names}
+    leaves |= {"complex64": x.to(torch.complex64), "complex128": x * 1j}
     leaves["float8"] = x.to(torch.float8_e4m3fn)
     leaves["unsigned"] = x.abs().to(torch.int32).to(torch.uint16)
     return TensorDict(leaves, [n])
@@ -74,15 +76,14 @@ def layouts(rank: int, n: int) -> TensorDict:
 def scalars(rank: int, n: int) -> TensorDict:
     """Without batch dims: parameters, and tensors without dims."""
     tied = numbers(rank, 3, 3)
-    return TensorDict({"w": tied, "step": torch.tensor(rank), "scale": numbers(rank, 1)[0], "net": {"tied": tied, "empty": {}}})
+    step = torch.tensor(rank)
+    return TensorDict({"w": tied, "step": step, "scale": numbers(rank, 1)[0], "net": {"tied": tied, "empty": {}}})
 
 
 def ragged(rank: int, n: int) -> TensorDict:
     text = texts(rank, n, 2)
-    return TensorDict(
-        {"text": text, "mask": text.with_values(text.values[:, 0] > 0), "label": torch.arange(n) + rank, "in": {"t": texts(rank + 1, n)}},
-        [n],
-    )
+    mask, inner = text.with_values(text.values[:, 0] > 0), {"t": texts(rank + 1, n)}
+    return TensorDict({"text": text, "mask": mask, "label": torch.arange(n) + rank, "in": inner}, [n])
 
 
 def several(rank: int, n: int) -> TensorDict:
@@ -95,7 +96,8 @@ def padded(rank: int, n: int) -> TensorDict:
 
 def objects(rank: int, n: int) -> TensorDict:
     names = [{"name": f"ä{rank}{i}", "tags": [i, None, 1.5]} for i in range(n)]
-    return TensorDict({"who": ObjectArray(names), "x": numbers(rank, n), "split": Static("train"), "k": Static((1, "a"))}, [n])
+    static = {"split": Static("train"), "k": Static((1, "a"))}
+    return TensorDict({"who": ObjectArray(names), "x": numbers(rank, n), **static}, [n])
 
 
 def typed(rank: int, n: int) -> Any:

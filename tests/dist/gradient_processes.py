@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from dist_processes import CASES, run_cases
-from dist_samples import numbers, texts
+from dist_samples import texts
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -44,7 +44,7 @@ def cut(td: TensorDict, rank: int, world: int) -> TensorDict:
 def parts(td: TensorDict, world: int) -> list[TensorDict]:
     """One row for rank 0, two for rank 1, and so on."""
     ends = [r * (r + 1) // 2 for r in range(world + 1)]
-    return [td[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [td[a:b] for a, b in pairwise(ends)]
 
 
 def total(tds: Sources, weights: Any = None) -> TensorDict:
@@ -117,13 +117,14 @@ CALLS: dict[str, Case] = {
 def floats(x: Any) -> list[Tensor]:
     """The tensors of floating numbers in a structure."""
     leaves = x.values(True, True) if isinstance(x, TensorDict) else [x]
-    found = [v.values if isinstance(v, NestedTensor) else v.data if isinstance(v, tdc.MaskedBatch) else v for v in leaves]
+    found = [v.values if isinstance(v, NestedTensor) else v for v in leaves]
     return [v for v in found if v.is_floating_point()]
 
 
 def loss_of(out: Any, rank: int) -> Tensor:
     """Another loss on each rank, to which no numbers contribute alike."""
-    return sum([((rank + 1.5) * x * torch.arange(1.0, x.numel() + 1).reshape(x.shape)).sin().sum().double() for x in floats(out)])  # type: ignore[return-value]  # of a sum
+    factors = [(rank + 1.5) * torch.arange(1.0, x.numel() + 1).reshape(x.shape) for x in floats(out)]
+    return torch.stack([(x * f).sin().sum().double() for x, f in zip(floats(out), factors, strict=True)]).sum()
 
 
 def leaf(td: Any) -> Any:
@@ -131,7 +132,7 @@ def leaf(td: Any) -> Any:
     def fresh(x: Any) -> Any:
         if not x.is_floating_point():
             return x
-        return x.detach().requires_grad_() if isinstance(x, Tensor) else x.with_values(x.values.detach().requires_grad_())
+        return x.detach().requires_grad_() if isinstance(x, Tensor) else x.with_values(fresh(x.values))
 
     return td.apply(fresh)
 
@@ -185,30 +186,33 @@ def graphs_of_ragged_structures(rank: int, world: int) -> None:
 
 def transforms(rank: int, world: int) -> None:
     """`vmap`, `tdc.grad`, and one in the other, eagerly."""
+    for name in CALLS:
+        check_transforms(name, rank, world)
+
+
+def scaled(td: Any, w: Tensor) -> Any:
+    return td.apply(lambda x: x * w.to(x.dtype))
+
+
+def check_transforms(name: str, rank: int, world: int) -> None:
+    call, all_of, rows = CALLS[name]
+    sources = [dense(r, rows(r, world)).exclude("id") for r in range(world)]
     weights = torch.arange(3.0)
-    for name in ("all_gather", "all_gather even", "stack", "sum", "weighted mean", "max", "reduce_scatter", "broadcast", "all_to_all"):
-        call, all_of, rows = CALLS[name]
-        sources = [dense(r, rows(r, world)).exclude("id") for r in range(world)]
+    out = tdc.vmap(lambda w: call(scaled(sources[rank], w), rank, world), in_dims=0)(weights)
+    for i, w in enumerate(weights):
+        want = all_of([scaled(td, w) for td in sources], rank, world)
+        tdc.testing.assert_close(out[i], want, rtol=1e-5, atol=1e-6)
 
-        def scaled(td: Any, w: Tensor) -> Any:
-            return td.apply(lambda x: x * w.to(x.dtype))
+    def alone(w: Tensor, r: int) -> Tensor:
+        return loss_of(all_of([scaled(td, w) for td in sources], r, world), r)
 
-        out = tdc.vmap(lambda w: call(scaled(sources[rank], w), rank, world), in_dims=0)(weights)
-        for i, w in enumerate(weights):
-            tdc.testing.assert_close(out[i], all_of([scaled(td, w) for td in sources], rank, world), rtol=1e-5, atol=1e-6)
+    def ours(w: Tensor) -> Tensor:
+        return loss_of(call(scaled(sources[rank], w), rank, world), rank)
 
-        def alone(w: Tensor, r: int) -> Tensor:
-            return loss_of(all_of([scaled(td, w) for td in sources], r, world), r)
-
-        def ours(w: Tensor) -> Tensor:
-            return loss_of(call(scaled(sources[rank], w), rank, world), rank)
-
-        # the sum of what w does to the input of each rank is what one w does to all of them
-        one = torch.tensor(1.5)
-        for found in (tdc.grad(ours)(one), torch.func.grad(ours)(one), tdc.vmap(tdc.grad(ours))(one[None])[0]):
-            found = found.clone()
-            dist.all_reduce(found)
-            assert_close(found, sum([torch.func.grad(alone)(one, r) for r in range(world)]), rtol=1e-4, atol=1e-4)
+    one = torch.tensor(1.5)  # on each rank, so the gradients of all ranks add up
+    for found in (tdc.grad(ours)(one), torch.func.grad(ours)(one), tdc.vmap(tdc.grad(ours))(one[None])[0]):
+        total = tdc.dist.all_reduce(found)
+        assert_close(total, sum([torch.func.grad(alone)(one, r) for r in range(world)]), rtol=1e-4, atol=1e-4)
 
 
 def contrastive(a: Tensor, b: Tensor, first: int) -> Tensor:
@@ -218,7 +222,7 @@ def contrastive(a: Tensor, b: Tensor, first: int) -> Tensor:
     return torch.nn.functional.cross_entropy(a @ others.T, labels, reduction="sum") + others.square().mean()
 
 
-def one_graph_for_all_rows(rank: int, world: int) -> None:
+def graphs_for_all_rows(rank: int, world: int) -> None:
     """Uneven rows, in Inductor; with gradients taken in the graph, too."""
     w = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -228,7 +232,8 @@ def one_graph_for_all_rows(rank: int, world: int) -> None:
     def alone(w: Tensor, xs: list[Tensor]) -> Tensor:
         a = torch.cat(xs) @ w
         b = torch.tanh(a)
-        return torch.nn.functional.cross_entropy(a @ b.T, torch.arange(len(a)), reduction="sum") + len(xs) * b.square().mean()
+        loss = torch.nn.functional.cross_entropy(a @ b.T, torch.arange(len(a)), reduction="sum")
+        return loss + len(xs) * b.square().mean()
 
     def behind(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         leaf = w.clone().requires_grad_()
@@ -251,7 +256,7 @@ def one_graph_for_all_rows(rank: int, world: int) -> None:
 
 
 FAST = [gradients_of_dense_structures, gradients_of_ragged_structures, transforms]
-GRAPHS = [graphs_of_dense_structures, graphs_of_ragged_structures, one_graph_for_all_rows]
+GRAPHS = [graphs_of_dense_structures, graphs_of_ragged_structures, graphs_for_all_rows]
 
 if __name__ == "__main__":
     run_cases(CASES + FAST, GRAPHS, sys.argv)
