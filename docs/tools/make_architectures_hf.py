@@ -33,7 +33,20 @@ their configuration, with random weights. {taken} of these are taken: for a ragg
 row alone. The others are refused in words before they give a number. Models of images and sound are among them:
 `attend` takes tokens. [Using tdc with Hugging Face](huggingface.md) says what a model must be.
 
-`python docs/tools/make_architectures_hf.py` generates this page; a slow test with transformers compares it."""
+`python docs/tools/make_architectures_hf.py` generates this page; a slow test with transformers compares it.
+
+## With all their heads in every test
+
+| family | attention | heads |
+| --- | --- | --- |
+| BERT, RoBERTa | full | base with pooler, masked and causal LM, tokens, sequences, pretraining, questions |
+| ModernBERT | full and windows | base, masked LM, tokens, sequences, questions |
+| GPT-2, Llama, Qwen3 | causal, shared heads | base, causal LM, tokens, sequences, questions |
+| Qwen2, Mistral | causal, windows | the same |
+| Gemma 2 | causal, windows, soft cap | the same, but questions |
+| T5, BART, mBART, Pegasus, Marian, M2M100, Whisper | full, causal, cross | [base, conditional](encoder_decoder.md) |
+
+Questions: question answering, without its loss."""
 KINDS = {  # what a refusal says, and the title of its group
     "^(RAW|WRONG)": "ERRORS OF OURS",
     "fails: .*(get_input_embeddings|no attribute 'weight'|pixel_values|input_features|bbox)": "not a model of tokens",
