@@ -6,7 +6,6 @@ The package takes the same TensorDict as the model does, with any number of text
 from __future__ import annotations
 
 import time
-import warnings
 from pathlib import Path
 
 import torch
@@ -25,9 +24,7 @@ TOLERANCE = 1e-4
 def export(model: Classifier, corpus: Corpus, indices: tuple[int, ...], path: Path) -> Exported:
     """Write the model as a `.pt2` package with dynamic batch and lengths, and load it back: a function of a batch."""
     (example,) = loader(corpus, [indices], ragged_batch, "cpu")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated")  # torch 2.13 itself does it
-        return load(export_model(model, (example,)).save(path, format="aoti"))
+    return load(export_model(model, (example,)).save(path, format="aoti"))
 
 
 def compare(model: Classifier, corpus: Corpus, test: tuple[int, ...], path: Path) -> tuple[ExportRecord, Tensor]:

@@ -10,10 +10,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -147,7 +149,9 @@ def peak_bytes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         if torch.cuda.max_memory_allocated() > before:
             return torch.cuda.max_memory_allocated() - before
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
+    quiet = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")}  # else it prints that it begins and ends
+    profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
+    with patch.dict(os.environ, quiet), profile as profiler:
         fn(*args, **kwargs)
     events: Any = profiler.profiler
     alive = peak = 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +187,28 @@ def test_batches_in_a_tuple(join: Any):
         x = tdc.pack([torch.randn(n, 4) for n in rows])
         torch.testing.assert_close(f(x).values, join((x, x * 2), -1).values)
     assert f.counts.compiles == 1
+
+
+QUIET = """
+import sys
+import torch, tdc
+
+class Last(torch.nn.Module):
+    def forward(self, x):
+        return x[:, -1]
+
+x = tdc.pack([torch.ones(3, 8), torch.ones(2, 8)])
+tdc.compile.peak_bytes(lambda: x + 1)
+if len(sys.argv) > 1:
+    program = tdc.compile.export(Last(), x)
+    tdc.compile.load(program.save(sys.argv[1], format="aoti"))(x)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packaged", [False, True])
+def test_nothing_is_printed(packaged: bool, tmp_path: Path):
+    """Neither by the profiler nor by Inductor, which tell what they do."""
+    command = [sys.executable, "-c", QUIET, *([str(tmp_path / "x.pt2")] if packaged else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout + done.stderr == ""
