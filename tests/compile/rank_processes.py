@@ -306,6 +306,14 @@ def parts_in_graphs(rank: int) -> None:
     for how in SHARDED:
         both(rank, by_tokens, by_tokens, bucket=100, compile=True, backend="aot_eager", donate=True, **how)
     both(rank, cross_entropy, cross_entropy, shard="optimizer", compile=True, backend="aot_eager", accumulate=2)
+    names: Any = ("loss", "rows", "tokens")
+    step = train_step(net(), by_tokens, OPTIMIZER, process_group=group(), shard="optimizer", backend="aot_eager")
+    single = train_step(net(), by_tokens, OPTIMIZER, compile=False)
+    evaluate = step.eval(metrics=names)
+    found, wanted = evaluate(step.init(), part(whole(), rank)), single.eval(metrics=names)(single.init(), whole())
+    for name, value in wanted.items():
+        assert_close(found[name], value)
+    assert (evaluate.counts.graphs, evaluate.counts.breaks) == (1, 0)
 
 
 def buckets_go_while_the_backward_does(rank: int) -> None:
