@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from html import escape
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,19 @@ from torch import Tensor, nn
 import tdc
 from tdc.compile import counted, train_step
 from tdc.optim import adamw, chain, clip_by_global_norm, cosine, ema, master_weights, schedule_free_sgd, sgd
+
+PACKED = tdc.pack([torch.ones(1), torch.ones(2)])
+TD = tdc.TensorDict({"x": torch.ones(2), "n": {"y": torch.ones(2)}}, [2])
+
+
+def sign(x: Tensor) -> Tensor:
+    return x.sign()
+
+
+def finished() -> Any:
+    builder = TD.mutate()
+    builder.finish()
+    return builder
 
 
 def mean(net: nn.Module, x: Tensor) -> Tensor:
@@ -45,10 +60,36 @@ def mean(net: nn.Module, x: Tensor) -> Tensor:
         ),
         (counted(mean, backend="eager"), "counted(mean, graphs=0, breaks=0, compiles=0)"),
         (tdc.lanes(torch.ones(2)), "lanes(Tensor float32[2])"),
+        (tdc.batch(sign), "batch(sign)"),
+        (TD.at, "at of TensorDict [2]"),
+        (TD.at[0, None], "at[0, None] of TensorDict [2]"),
+        (TD.mutate(), "Builder(x, n)"),
+        (finished(), "Builder(finished)"),
+        (PACKED.structure, "Structure(batch_size=2, ragged_dims=(1,))"),
+        (
+            tdc.data.BucketSampler([3, 2, 1], 2, shuffle=False),
+            "BucketSampler(examples=3, shuffle=False, seed=0, drop_last=False, world_size=1, batch_size=2, window=100, "
+            "tokens=6)",
+        ),
     ],
 )  # fmt: skip
 def test_one_line(x: object, text: str):
     assert repr(x) == text
+
+
+@pytest.mark.parametrize("x", [PACKED, PACKED.to_padded(), tdc.pack([PACKED, PACKED])])
+def test_a_notebook_shows_ragged_batches_as_text(x: Any):
+    assert x._repr_html_() == f"<pre>{escape(repr(x))}</pre>"
+
+
+def test_parameters_look_like_a_tensordict_in_a_notebook():
+    params = tdc.nn.TensorDictParams(TD)
+    assert params._repr_html_() == params.td._repr_html_()
+
+
+@pytest.mark.parametrize("x", [TD, tdc.nn.TensorDictParams(TD), TD.mutate()])
+def test_keys_are_completed(x: Any):
+    assert x._ipython_key_completions_() == ["x", "n", ("n", "y")]
 
 
 @pytest.mark.parametrize("space", ["tdc", *[f"tdc.{room}" for room in ROOMS]])

@@ -95,6 +95,9 @@ class BatchFunction:
         self.__code__ = fn.__code__  # torch.export reads that of a `forward`
         self.program(())
 
+    def __repr__(self) -> str:
+        return f"batch({self.fn.__name__})"
+
     def __get__(self, instance: Any, owner: Any = None) -> BatchFunction:
         return self if instance is None else Method(self, instance)
 

@@ -13,6 +13,7 @@ is an error that says what to do instead, never a loop over examples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import torch
@@ -116,6 +117,10 @@ class Container(Frozen):
     def ndimension(self) -> int:
         """Number of dims, as `ndim`."""
         return dims_of(self)
+
+    def _repr_html_(self) -> str:
+        """The text of a batch, for notebooks."""
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def __dir__(self) -> list[str]:
         absent = {n for base in type(self).__mro__ for n, v in vars(base).items() if isinstance(v, Absent)}

@@ -215,6 +215,9 @@ class EpochSampler(Sampler[list[int]]):
         self._epoch, self._done, self._first, self._plan = epoch, 0, 0, None
         self._begin, self._arranged_for, self._loaded = 0, self._world_size, False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join([f'{k}={v}' for k, v in self._settings().items()])})"
+
     def _settings(self) -> dict[str, Any]:
         """The settings that decide the batches, beside the epoch and the number of ranks."""
         return {

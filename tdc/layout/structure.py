@@ -84,6 +84,9 @@ class Structure(Frozen):
         put(self, "_batch_dim", batch_dim)
         put(self, "_ragged_ndim", ragged_ndim)
 
+    def __repr__(self) -> str:
+        return f"Structure(batch_size={self.batch_size}, ragged_dims={self.ragged_dims})"
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise immutable(self, f"`x.{name} = {type(value).__name__}`")
 

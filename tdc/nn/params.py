@@ -100,6 +100,12 @@ class TensorDictParams(nn.Module):
     def __repr__(self) -> str:
         return f"TensorDictParams({self.td!r})"
 
+    def _repr_html_(self) -> str:
+        return self.td._repr_html_()
+
+    def _ipython_key_completions_(self) -> list[Any]:
+        return self.td._ipython_key_completions_()
+
 
 def check(leaves: dict[KeyPath, Any]) -> None:
     """Refuse leaves that are not tensors and keys with dots; all are named."""

@@ -25,7 +25,16 @@ from torch import Tensor
 
 from tdc.core.dynamo import known
 from tdc.core.entries import GAP, NEW_DIM, entries_of
-from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
+from tdc.core.errors import (
+    DtypeError,
+    IndexingError,
+    ShapeError,
+    UnsupportedError,
+    describe,
+    describe_index,
+    message,
+    show_sizes,
+)
 from tdc.core.frozen import Frozen
 from tdc.core.keys import as_path, missing_key, show
 from tdc.core.typing import KeyPath, OpName
@@ -63,6 +72,10 @@ class At(Frozen):
     def __init__(self, td: TensorDict, idx: Any = None) -> None:
         self._td = td
         self._index = idx
+
+    def __repr__(self) -> str:
+        index = "" if self._index is None else f"[{describe_index(self._index)}]"
+        return f"at{index} of {describe(self._td)}"
 
     def __getitem__(self, idx: Any) -> At:
         return At(self._td, idx)

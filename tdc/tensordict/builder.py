@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from tdc.core.errors import ImmutableError, message
-from tdc.core.keys import as_path
+from tdc.core.keys import as_path, parts
 from tdc.core.typing import NestedKey
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.mapping import Keyed, existing_path
@@ -58,6 +58,16 @@ class Builder:
         self._td = td
         self._leaves = dict(td._leaves)
         self._nodes = dict(td._nodes)
+
+    def __repr__(self) -> str:
+        if self._td is None:
+            return "Builder(finished)"
+        return f"Builder({', '.join(dict.fromkeys([parts(p)[0] for p in (*self._leaves, *self._nodes) if p != ()]))})"
+
+    def _ipython_key_completions_(self) -> list[Any]:
+        """The keys, for IPython to complete."""
+        td = unfinished(self)
+        return td._with(dict(self._leaves), dict(self._nodes))._ipython_key_completions_()
 
     def __setitem__(self, key: NestedKey, value: Any) -> None:
         td, path = unfinished(self), as_path(key, "mutate")
