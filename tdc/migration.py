@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tdc import compile as compiled
-from tdc import data, hf, interop, io, nn, ops, optim, testing
+from tdc import data, dist, hf, interop, io, nn, ops, optim, testing
 from tdc.core.container import Absent, error_of
 from tdc.core.errors import DtypeError, MethodError, message
 from tdc.core.rules import CLASS_NAMES
@@ -320,11 +320,11 @@ CALLED = {
 for _cls, _table in INSTEAD.items():
     for _name, _instead in each(_table):
         setattr(_cls, _name, Other(_name, _instead))
-SPACES = (compiled, data, hf, interop, io, nn, ops, optim, testing)
+SPACES = (compiled, data, dist, hf, interop, io, nn, ops, optim, testing)
 vars(sys.modules["tdc"])["__getattr__"] = getter("tdc")
 vars(sys.modules["tdc"])["__dir__"] = lister(sys.modules["tdc"], *[m.__name__.removeprefix("tdc.") for m in SPACES])
 for _module in SPACES:
     vars(_module)["__dir__"] = lister(_module)
-for _module in (compiled, data, interop, io, nn, optim):
+for _module in (compiled, data, dist, interop, io, nn, optim):
     vars(_module)["__getattr__"] = getter(_module.__name__)
     _module.__class__ = Named

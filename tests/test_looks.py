@@ -68,7 +68,7 @@ def mean(net: nn.Module, x: Tensor) -> Tensor:
         (PACKED.structure, "Structure(batch_size=2, ragged_dims=(1,))"),
         (
             tdc.data.BucketSampler([3, 2, 1], 2, shuffle=False),
-            "BucketSampler(examples=3, shuffle=False, seed=0, drop_last=False, world_size=1, batch_size=2, window=100, "
+            "BucketSampler(examples=3, shuffle=False, seed=0, drop_last=False, even=True, batch_size=2, window=100, "
             "tokens=6)",
         ),
     ],
