@@ -60,6 +60,7 @@ def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
         fullgraph; the exchange is part of the graph. Refused under `vmap`.
 
     Example:
+        >>> import torch
         >>> from tdc.optim import adamw
         >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
