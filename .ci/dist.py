@@ -1,4 +1,4 @@
-"""Build the package, and try it as those who install it will: `make dist`.
+"""Build the package, and try it in an empty environment: `make dist`.
 
 Builds the source distribution and the wheel twice, which must be equal byte for byte; checks what PyPI would show;
 installs the wheel into an empty environment and runs the program of the README there; and collects the tests of the
@@ -25,7 +25,7 @@ SAMPLE = ["tests/layout", "tests/core/test_keys.py"]
 
 
 def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:
-    """What a command prints; ends this program with all of it where the command fails."""
+    """Run a command and return what it prints; where it fails, print that and end this program."""
     done = subprocess.run(
         [str(word) for word in command], cwd=cwd, env={**os.environ, **environment}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
@@ -56,7 +56,7 @@ def check_wheel(wheel: Path, work: Path) -> None:
     venv.create(work / "empty", with_pip=True)
     python = work / "empty" / "bin" / "python"
     run(python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", ROOT / "constraints.txt", wheel)
-    quiet = {"PYTHONWARNINGS": "ignore"}  # torch warns that there is no numpy
+    quiet = {"PYTHONWARNINGS": "ignore"}  # torch warns of a missing numpy
     print(run(work / "empty" / "bin" / "tdc", "--version", cwd=work, **quiet).strip())
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     program = re.search(r"```python\n(.*?)```", readme, re.S)

@@ -1,4 +1,4 @@
-"""What does a structure over `torch.distributed` cost? `python -m bench.bench_dist`
+"""Measure structures over `torch.distributed`: `python -m bench.bench_dist`
 
 Two processes with gloo on one machine, 100 leaves of 1 KiB and of 256 KiB:
 
@@ -46,7 +46,7 @@ LIMITS = {  # of tdc over the floor: 1 KiB, 256 KiB
 
 
 def candidates(size: int, rank: int) -> dict[str, dict[str, Callable[[], Any]]]:
-    """What a rank calls, by operation and candidate."""
+    """The calls of a rank, by operation and candidate."""
     td = TensorDict({f"k{i:03d}": torch.rand(size // 4) for i in range(LEAVES)})
     leaves = list(td.values())
     raw = torch.rand(LEAVES * size // 4)
@@ -172,7 +172,7 @@ def worker(rank: int, world: int, store: str, out: str, rounds: int) -> None:
 
 
 def run_workers(world: int, rounds: int) -> Any:
-    """What rank 0 of some processes found."""
+    """The figures of rank 0 of some processes."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/out.json"
         given = [str(world), f"{folder}/store", out, str(rounds)]

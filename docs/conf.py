@@ -22,10 +22,9 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence"]
 suppress_warnings = ["misc.highlighting_failure"]  # of the drawing in the architecture page, which is shown as text
 
-OUTSIDE = re.compile(r"\]\(((?:\.\./)+)(?!reference/)([\w./-]+)(#[\w-]*)?\)")
+OUTSIDE = re.compile(r"\]\(((?:\.\./)+)([\w./-]+)(#[\w-]*)?\)")
 
 
 def absolute(app: Any, page: str, source: list[str]) -> None:

@@ -20,7 +20,7 @@ TABLE = ROOT / "bench" / "results" / "bench_default.json"
 FOLDER = ROOT / "docs" / "_static"
 NAMES = {"step.svg": LIGHT, "step-dark.svg": DARK}
 WIDTH, HEIGHT, LEFT, RIGHT = 720, 262, 120, 110
-Bar = tuple[str, float, str, str]  # label, part of the longest, figure, "padded" or "tdc"
+Bar = tuple[str, float, str]  # "padded" or "tdc", part of the longest, figure
 
 
 def bars(table: Any) -> list[tuple[str, list[Bar]]]:
@@ -38,7 +38,7 @@ def bars(table: Any) -> list[tuple[str, list[Bar]]]:
 
 def scaled(figures: dict[str, float], unit: str) -> list[Bar]:
     most = max(figures.values())
-    return [(name, figure / most, f"{figure:.3g} {unit}", name) for name, figure in figures.items()]
+    return [(name, figure / most, f"{figure:.3g} {unit}") for name, figure in figures.items()]
 
 
 def svg(table: Any, theme: Theme) -> str:
@@ -53,7 +53,7 @@ def svg(table: Any, theme: Theme) -> str:
     y = 34
     for label, group in bars(table):
         parts.append(f'<text x="{LEFT - 12}" y="{y + 23}" text-anchor="end" fill="{theme.muted}">{label}</text>')
-        for _, part, figure, name in group:
+        for name, part, figure in group:
             width = max(2, round(part * (WIDTH - LEFT - RIGHT)))
             parts.append(f'<rect x="{LEFT}" y="{y}" width="{width}" height="20" rx="2" fill="{colours[name]}"/>')
             text = f"{figure} {name}"

@@ -185,7 +185,7 @@ def _code(code: str) -> str:
 
 
 def _next() -> str:
-    """What to read and run after this page."""
+    """Pages and commands to go on with."""
     steps = (
         ("docs/start/first_batch.md", "builds a program like this one in three pages"),
         ("tdc doctor", "says what this machine has and lacks"),

@@ -72,7 +72,7 @@ class Training:
 
     @property
     def counts(self) -> Counts:
-        """What compiling did."""
+        """Counts of graphs, breaks and compiles."""
         return replace(self.step.counts, name=f"{self.name} training step")
 
     def peak(self, indices: tuple[int, ...]) -> int:

@@ -24,7 +24,6 @@ def empty(op: str, columns: int, size: tuple[float, float], titles: tuple[str, .
     Raises:
         UnsupportedError: matplotlib is not installed.
     """
-    extra(op, "matplotlib", "torch-tdc[viz]")
     figure = extra(op, "matplotlib.figure", "torch-tdc[viz]").Figure(figsize=size, layout="constrained")
     extra(op, "matplotlib.backends.backend_agg", "torch-tdc[viz]").FigureCanvasAgg(figure)
     made = [figure.add_subplot(1, columns, n + 1) for n in range(columns)]
