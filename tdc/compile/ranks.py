@@ -30,11 +30,13 @@ from tdc.core.dtypes import sum_dtype
 from tdc.core.dynamo import under_transform
 from tdc.core.errors import StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
+from tdc.core.typing import KeyPath
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.train_step"
 PACK = 2**28  # bytes of one broadcast
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
 
 def check_group(group: Any, net: Any) -> Any:
     """A process group, also of a mesh; refuse modules that exchange gradients by hooks, which a step skips."""
@@ -109,8 +111,7 @@ def sum_over_ranks(
     grads, metrics = sums.grads, sums.metrics
     first = next(iter(grads._leaves.values()))
     weight = sums.count if isinstance(sums.count, Tensor) else torch.ones((), device=first.device) * rows
-    means = {path: x for path, x in metrics._leaves.items() if is_inexact(x)}
-    counts = {path: x for path, x in metrics._leaves.items() if path not in means}
+    means, counts = means_and_counts(metrics)
     held = before._leaves if isinstance(before, TensorDict) else {}
     statistics = {path: sums.buffers._leaves[path] for path, x in held.items() if is_inexact(x)}
     own = [torch.where(weight == 0, 0, x * weight) for x in statistics.values()]
@@ -157,12 +158,17 @@ def sum_of_ranks(tensors: list[Tensor], dtypes: list[torch.dtype], group: Any, m
 
 def mean_over_ranks(metrics: TensorDict, weight: Tensor, group: Any) -> tuple[TensorDict, Tensor]:
     """Weighted means of the metrics of all ranks, and the sum of weights; whole numbers are summed."""
-    means = {path: x for path, x in metrics._leaves.items() if is_inexact(x)}
-    counts = {path: x for path, x in metrics._leaves.items() if path not in means}
+    means, counts = means_and_counts(metrics)
     own = [*[weighted(x, weight) for x in means.values()], weight]
     *found, total = sum_of_ranks(own, [sum_dtype(x.dtype) for x in own], group)
     new = {path: (s / not_zero(total)).to(x.dtype) for s, (path, x) in zip(found, means.items(), strict=True)}
     return metrics.update({**new, **summed(counts, group)}), total
+
+
+def means_and_counts(metrics: TensorDict) -> tuple[dict[KeyPath, Tensor], dict[KeyPath, Tensor]]:
+    """Metrics that are means over a batch, and whole numbers, which are counts."""
+    means = {path: x for path, x in metrics._leaves.items() if is_inexact(x)}
+    return means, {path: x for path, x in metrics._leaves.items() if path not in means}
 
 
 def summed(counts: Mapping[Any, Tensor], group: Any) -> dict[Any, Tensor]:
