@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from versions import OLD, refused
 
 import tdc
 from tdc import MethodError, NestedTensor, TensorDict, UnsupportedError
@@ -67,12 +68,16 @@ def test_torch_compiles_a_program(name: str):
         assert_close(internals.compile(run, fullgraph=True, backend="aot_eager")(x), fn(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, once in a process
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_saves_and_loads_a_program(name: str, tmp_path: Path):
     fn, exported, x = program(name)
     path = tmp_path / "model.pt2"
-    torch.export.save(exported.program, path)
-    assert_close(torch.export.load(path).module()(x), fn(x), rtol=1e-4, atol=1e-5)
+    with refused("Serializing .* is not supported", name == "batch"):
+        torch.export.save(exported.program, path)
+        assert_close(torch.export.load(path).module()(x), fn(x), rtol=1e-4, atol=1e-5)
+    if OLD and name == "batch":
+        return
     exported.save(path)
     assert_close(torch.export.load(path).module()(x), fn(x), rtol=1e-4, atol=1e-5)
     assert_close(exported.program.run_decompositions().module()(x), fn(x), rtol=1e-4, atol=1e-5)
