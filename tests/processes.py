@@ -35,7 +35,12 @@ def run_processes(
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
-    return errors
+    return [own_lines(text) for text in errors]
+
+
+def own_lines(text: str) -> str:
+    """What a process wrote, without the line of a torch for CUDA that finds the compiler of CUDA and no device."""
+    return "".join(line for line in text.splitlines(True) if "No CUDA runtime is found" not in line)
 
 
 def leave(dead: bool = False) -> None:
