@@ -39,7 +39,7 @@ def run_processes(
 
 
 def own_lines(text: str) -> str:
-    """What a process wrote, without the line of a torch for CUDA that finds the compiler of CUDA and no device."""
+    """Leave out the line that a torch for CUDA logs where it finds CUDA's compiler and no device."""
     return "".join(line for line in text.splitlines(True) if "No CUDA runtime is found" not in line)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from versions import OLD, refused
+from versions import refused
 
 import tdc
 from tdc import MethodError, NestedTensor, TensorDict, UnsupportedError
@@ -76,11 +76,9 @@ def test_torch_saves_and_loads_a_program(name: str, tmp_path: Path):
     with refused("Serializing .* is not supported", name == "batch"):
         torch.export.save(exported.program, path)
         assert_close(torch.export.load(path).module()(x), fn(x), rtol=1e-4, atol=1e-5)
-    if OLD and name == "batch":
-        return
-    exported.save(path)
-    assert_close(torch.export.load(path).module()(x), fn(x), rtol=1e-4, atol=1e-5)
-    assert_close(exported.program.run_decompositions().module()(x), fn(x), rtol=1e-4, atol=1e-5)
+        exported.save(path)
+        assert_close(torch.export.load(path).module()(x), fn(x), rtol=1e-4, atol=1e-5)
+        assert_close(exported.program.run_decompositions().module()(x), fn(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
