@@ -164,7 +164,7 @@ def as_own_device(op: OpName, device: Any) -> torch.device | None:
     if device is None:
         return None
     found = as_device(op, device)
-    if found.type == "cpu" and found.index is None:  # is everywhere, and asked for in every construction
+    if found == torch.device("cpu"):  # is everywhere, and asked for in every construction
         return found
     try:
         torch.empty(0, device=found)
