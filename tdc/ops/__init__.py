@@ -9,6 +9,8 @@ from tdc.ops.attention import multi_head as multi_head
 from tdc.ops.attention import scaled_dot_product as scaled_dot_product
 from tdc.ops.attention.scaled_dot_product import varlen_attention as varlen_attention
 from tdc.ops.extend import implements as implements
+from tdc.ops.products.max_sim import max_sim as max_sim
+from tdc.ops.reduce.counts import histc as histc
 
 # isort: off
 from tdc.ops import checkpoint, extend, indexing, loss, masks, rnn, unbatched  # noqa: F401
@@ -17,7 +19,8 @@ from tdc.ops.images import conv, pool, resample  # noqa: F401
 from tdc.ops.layers import channel, embedding_bag, feature_sizes, norm, positionwise  # noqa: F401
 from tdc.ops.products import distance, einsum, linalg, matmul  # noqa: F401
 from tdc.ops.reduce import (  # noqa: F401
-    extremes, moments, order_statistics, partial_ragged, product, reduction, scan, sort, torch_masked, vector_norm,
+    counts, extremes, moments, order_statistics, partial_ragged, product, reduction, scan, sort, torch_masked,
+    vector_norm,
 )  # fmt: skip
 from tdc.ops.shape import flatten, join, lengths, dims, moves, split  # noqa: F401
 from tdc.ops.tensordict import batch, batch_dims, memory  # noqa: F401

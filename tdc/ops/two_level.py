@@ -41,7 +41,9 @@ from tdc.ragged.storage import map_results
 from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inner_at, numbered
 
 LIFTED = ("pointwise", "random", "positionwise", "loss", "norm", "factory")  # families that run on every element
-REDUCED = ("reduction", "moments", "extremes", "order_statistics", "scan", "sort", "vector_norm")  # along a dim
+REDUCED = (  # along a dim
+    "reduction", "moments", "extremes", "order_statistics", "scan", "sort", "vector_norm", "counts",
+)  # fmt: skip
 PRODUCTS = (torch.matmul, TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul)
 PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}  # of two batches
 PICKING = (torch.index_select, torch.narrow, torch.select, torch.split, torch.split_with_sizes, torch.chunk)

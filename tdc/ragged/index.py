@@ -6,6 +6,7 @@
     x[rows, positions]                      one position of each row named: dense
     x[m]                                    positions where a ragged mask is True: rows again
     x[:, p]                                 ragged positions p, of each row its own: as ragged as p
+    x[:, lists]                             lists of them, (B, -1, K) or of two levels: as many dims as these have
     x[..., k]  x[..., None]                 static dims, new dims
 
 Rows are picked first, then every entry acts on its own dim, so an index means the same as for each row on its own. The
@@ -64,6 +65,7 @@ from tdc.ragged.index_ragged import Each, at_rows, cut_packed, cut_padded, cut_r
 from tdc.ragged.masked import MaskedBatch, build_masked, crop
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import B, Ragged, axis_of, data_of, fitted, is_ragged, sizes_along, with_static
+from tdc.ragged.two_level import TwoLevelTensor
 
 Pick = Callable[[Any], Any]  # of batches of one structure
 
@@ -100,7 +102,7 @@ def index_ragged(x: Any, index: Any) -> Any:
     if isinstance(index, type(x)):
         return select_where(x, index)
     entries = entries_of(index)
-    if isinstance(index, tuple) and any([is_ragged(part) for part in entries]):
+    if isinstance(index, tuple) and any([is_positions(part) for part in entries]):
         return at_own(x, entries)
     return rows_at(x, index)(x) if names_rows(x, index) else index_dims(x, index)
 
@@ -252,27 +254,44 @@ def at_own(x: Any, index: tuple[Any, ...]) -> Any:
     """Positions of each example on the ragged dim, given by a ragged batch of them, in its order.
 
     Shapes:
-        x `(B, *S0, -1, *S1)`, positions `(B, -1)`, as many of each example as it says -> `(B, *S0, -1, *S1)`.
+        x `(B, *S0, -1, *S1)`, positions `(B, -1, *K)`, or two levels `(B, -1, -1)`, as many of each example as it says
+        -> `(B, *S0, -1, *K, *S1)`, or `(B, -1, -1, *S1)`.
 
     Raises:
         IndexingError: positions in another form, or that an example does not have; a second batch of them.
     """
-    (i, positions), *others = [(i, part) for i, part in enumerate(index) if is_ragged(part)]
+    (i, positions), *others = [(i, part) for i, part in enumerate(index) if is_positions(part)]
     behind = len([part for part in index[i:] if not isinstance(part, NEW_DIM)])
     ahead = [part for part in index[:i] if not isinstance(part, NEW_DIM)]
     d = x.ndim - behind if any([isinstance(part, GAP) for part in ahead]) else len(ahead)
-    own = type(positions) is type(x) and positions.ndim == 2 and positions.ragged_dims == (1,)
+    own = type(positions) is type(x) and positions.ragged_dims == (1,) and not positions._batch_dim
+    own = own or (isinstance(positions, TwoLevelTensor) and isinstance(x, NestedTensor) and positions.ndim == 3)
     whole = own and positions.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     first: Any = index[0] if i else None
     if others or not whole or x.ragged_dims != (d,) or not (isinstance(first, GAP) or takes_all(first)) or x._batch_dim:
-        expected = f"x[:, positions] with one {type(x).__name__} of whole numbers (B, -1) at the ragged dim"
+        expected = f"x[:, positions] with one {type(x).__name__} of whole numbers (B, -1, ...) at the ragged dim"
         hint = "x[rows] in front of it; x[mask] with a ragged mask; x.gather(d, index) for each column its own"
         raise IndexingError(message("index", expected, describe_index(index), hint=hint))
-    positions = torch.where(positions < 0, positions + sizes_along(x, d).unsqueeze(1), positions)
+    flat = positions.flatten(1) if positions.ndim > 2 else positions
+    flat = torch.where(flat < 0, flat + sizes_along(x, d).unsqueeze(1), flat)
     for k in range(1, x.ndim):
-        positions = positions if k == d else positions.unsqueeze(k)
-    out, rest = torch.take_along_dim(x, positions, d), (*index[:i], FULL, *index[i + 1 :])
+        flat = flat if k == d else flat.unsqueeze(k)
+    out = torch.take_along_dim(x, flat, d)
+    out = out if positions.ndim == 2 else in_lists(out, d, positions)
+    rest = (*index[:i], *[FULL] * (positions.ndim - 1), *index[i + 1 :])
     return out if all([isinstance(part, GAP) or takes_all(part) for part in rest]) else out[rest]
+
+
+def is_positions(part: Any) -> bool:
+    """True for positions of each example its own."""
+    return is_ragged(part) or isinstance(part, TwoLevelTensor)
+
+
+def in_lists(out: Any, dim: int, positions: Any) -> Any:
+    """Elements found at flattened positions, with the dims that the positions have behind the batch."""
+    if isinstance(positions, TwoLevelTensor):
+        return out.unflatten(dim, positions)
+    return out.unflatten(dim, (-1, *positions.shape[2:]))
 
 
 def truncate(x: B, lengths: Tensor | int) -> B:

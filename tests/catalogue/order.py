@@ -184,6 +184,44 @@ def searched(rule: Rule) -> Iterator[Sample]:
     yield Sample("right", lambda d: draw(d, side="right"), want, PLAIN)
 
 
+def distinct(rule: Rule) -> Iterator[Sample]:
+    """Each row's own distinct elements; torch has no derivative of them."""
+
+    def draw(d: Draw, layout: str, dim: int, dom: str, **options: Any) -> Call:
+        x = d.ragged(layout, dom, batch_dim=0)
+        return call(replace(x, rows=[r.detach() for r in x.rows]), dim=dim, **options)
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Any:
+        x, options = args[0], {**kwargs, "dim": kwargs["dim"] - 1}
+        columns = list(zip(*[parts(ref(r, **options)) for r in x.rows], strict=True))
+        return unpacked((Ragged(list(columns[0]), x.dims), *[Ragged(list(c)) for c in columns[1:]]))
+
+    every = {"return_inverse": True, "return_counts": True}
+    yield Sample("flat", lambda d: draw(d, "flat", 1, "class", **every), want)
+    yield Sample("values alone", lambda d: draw(d, "flat", 1, "coin"), want, PLAIN)
+    yield Sample("counts", lambda d: draw(d, "flat", 1, "bool", return_counts=True), want, PLAIN)
+    yield Sample("slices", lambda d: draw(d, "features", 1, "bit", **every), want, ("eager", "compile"))
+    yield Sample("slices of floats", lambda d: draw(d, "second", 2, "coin", return_inverse=True), want, ("eager",))
+
+
+def binned(rule: Rule) -> Iterator[Sample]:
+    """Counts up to the largest number of all rows, as each row has with that `minlength`."""
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Any:
+        x, w = args[0], kwargs.get("weights")
+        weights = w.rows if w is not None else [None] * len(x.rows)
+        size = max([kwargs.get("minlength", 0), *[int(r.max()) + 1 for r in x.rows if len(r)]])
+        return torch.stack([ref(r, w, size) for r, w in zip(x.rows, weights, strict=True)])
+
+    def weighted(d: Draw) -> Call:
+        x = d.ragged("flat", "natural")
+        return call(x, weights=d.ragged("flat", "constant", like=x), minlength=9)
+
+    yield Sample("natural", lambda d: call(d.ragged("flat", "natural")), want)
+    yield Sample("minlength", lambda d: call(d.ragged("flat", "class"), minlength=2), want, PLAIN)
+    yield Sample("weights", weighted, want, ("eager", "grad", "compile"))
+
+
 def refused(rule: Rule) -> Iterator[Sample]:
     yield Sample("a batch", lambda d: call(d.ragged()), lambda ref, args, kwargs: None)
 
@@ -193,5 +231,5 @@ RAGGED: dict[str, Callable[[Rule], Iterator[Sample]]] = {
     "mode": modal, "quantile": quantiles, "nanquantile": quantiles, "diff": differences, "trapezoid": areas,
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"), scan),
     "cumulative_trapezoid": running_areas, "searchsorted": searched,
-    **dict.fromkeys(("msort", "unique", "unique_consecutive"), refused),
+    **dict.fromkeys(("unique", "unique_consecutive"), distinct), "bincount": binned, "msort": refused,
 }  # fmt: skip

@@ -118,8 +118,8 @@ tdc.searchsorted: expected a tensor (n,) to search, got Tensor float32[3, 2]
 hint: one sequence for all rows"""),
     "values of each row or of all": (lambda: ragged().unique(), """\
 UnsupportedError
-tdc.unique: expected an operation with a rule for NestedTensor, got values of each row or of all rows: it could be both
-hint: torch.unique(x.values) of a NestedTensor, or tdc.pack([row.unique() for row in x])"""),
+tdc.unique: expected dim, the ragged dim, got none, which could mean values of each row or of all rows
+hint: x.unique(dim=1) for each row; torch.unique(x.values) for all rows of a NestedTensor"""),
     "the norm of a matrix": (lambda: torch.norm(ragged(), "nuc"), """\
 UnsupportedError
 tdc.norm: expected the norm of a vector, p a number or 'fro', got 'nuc'

@@ -5,6 +5,7 @@
     "bld,bde->ble"  weights of each example       in a rectangle
     "bld,bmd->blm"  ragged by ragged              likewise; two ragged dims come back
     "bld,ble->bde"  outer products, summed        likewise
+    "bqd,ckd->bqc"  all pairs of two batches      one is summed over its ragged dim, the other stays ragged or is, too
 
 A letter names a dim of the logical shape: the batch letter, a ragged one or a static one, of one kind in all operands.
 Packed values are used where the product of one position is no larger than its factors or the result; elsewhere
@@ -209,6 +210,7 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
     """
     if any([c not in out for t in terms for c in t.dims]):
         terms = summable(op, terms)
+    terms = across_batches(op, terms, out)
     batches = [t for t in terms if is_ragged(t.x)]
     ragged, batch = kinds_of(op, batches)
     terms = [t if is_ragged(t.x) else without_ones(t, ragged + batch, exact) for t in terms]
@@ -220,6 +222,28 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
         return multiply(terms, out)
     check_result(op, out, ragged, batch)
     return (in_rectangles if isinstance(batches[0].x, MaskedBatch) else of_nested)(op, terms, out, batch)
+
+
+def across_batches(op: Op, terms: list[Term], out: str) -> list[Term]:
+    """Two operands; of two batches, each with its own batch letter, one at most that is still ragged.
+
+    Each is summed by itself over the ragged letters that the result lacks.
+    """
+    if len(terms) < 2 or not (is_ragged(terms[0].x) and is_ragged(terms[1].x)):
+        return terms
+    a, b = terms
+    letters = [t.dims[t.x._batch_dim] for t in terms]
+    if letters[0] == letters[1] or any([c in b.dims for c in ragged_of(a) + letters[0]]) or letters[1] in a.dims:
+        return terms
+    done = []
+    for t in terms:
+        kept = "".join([c for c in t.dims if c in out or c not in ragged_of(t)])
+        done.append(t if kept == t.dims else Term(kept, contract(op, [t], kept)))
+    if is_ragged(done[0].x) and is_ragged(done[1].x):
+        hint = "q @ d.values.mT of packed d is (B, -1, N) for its N positions; tdc.ops.max_sim(q, d) is (B, C)"
+        expected = "a result that is ragged like one of two batches"
+        raise StructureError(message(op, expected, f"{out!r}", listed(terms), hint))
+    return done
 
 
 def summable(op: Op, terms: list[Term]) -> list[Term]:

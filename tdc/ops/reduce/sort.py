@@ -7,8 +7,7 @@ Indices are positions within the example. For a TensorDict they have the shape o
 `torch.take_along_dim(td, td.argsort(0), 0)` sorts each feature on its own. To order whole examples by one key:
 `td[td["key"].argsort()]`.
 
-Invariants: examples keep their lengths; equal elements keep their order along a ragged dim; what would give results of
-other sizes (`unique`) is refused.
+Invariants: examples keep their lengths; equal elements keep their order along a ragged dim.
 """
 
 from __future__ import annotations
@@ -112,15 +111,6 @@ unsupported(
     torch.msort, ["nested", "masked"], "the batch, along which msort orders elements, while rows differ in length",
     family="sort", hint="x.sort(1).values sorts each row",
 )  # fmt: skip
-for _op in (torch.unique, torch.unique_consecutive):
-    unsupported(
-        _op, ["tensordict"], "results of other sizes from leaf to leaf", family="sort",
-        hint="of one leaf: td['key'].unique()",
-    )  # fmt: skip
-    unsupported(
-        _op, ["nested", "masked"], "values of each row or of all rows: it could be both", family="sort",
-        hint="torch.unique(x.values) of a NestedTensor, or tdc.pack([row.unique() for row in x])",
-    )  # fmt: skip
 unsupported(
     torch.searchsorted, ["tensordict"], "sorted sequences that lie along the last dim, which are features",
     family="sort", hint="of one leaf: torch.searchsorted(td['key'], values); torch.bucketize(td, boundaries)",
