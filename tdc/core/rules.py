@@ -191,7 +191,7 @@ INSTEAD = {  # of functions that no kind of ragged batch has a rule for
 CALLERS = {  # private functions: who in torch calls them, and what to say of that
     "_is_all_true": (
         "distributions", "parameters that are dense or numbers", "a ragged batch",
-        "packed values: Normal(x.values, 1.0), or x.to_packed().values if padded",
+        "tdc.ops.distribution(Normal, x, 1.0), whose results are ragged as well",
     ),
     "_nested_tensor_from_mask_left_aligned": (
         "nn.TransformerEncoder", "whole rows", "src_key_padding_mask",

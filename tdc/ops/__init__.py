@@ -8,9 +8,11 @@ from tdc.core.rules import Rule as Rule
 from tdc.ops.attention import multi_head as multi_head
 from tdc.ops.attention import scaled_dot_product as scaled_dot_product
 from tdc.ops.attention.scaled_dot_product import varlen_attention as varlen_attention
+from tdc.ops.distributions import distribution as distribution
 from tdc.ops.extend import implements as implements
 from tdc.ops.products.max_sim import max_sim as max_sim
 from tdc.ops.reduce.counts import histc as histc
+from tdc.ops.sampling import top_k_top_p_filtering as top_k_top_p_filtering
 
 # isort: off
 from tdc.ops import checkpoint, extend, indexing, loss, masks, rnn, unbatched  # noqa: F401

@@ -88,7 +88,8 @@ RAGGED: dict[str, tuple[Call, type[tdc.TdcError], str]] = {
     "jagged * x": (lambda x: jagged() * x, tdc.DtypeError, "tdc.from_torch(y)"),
     "F.mse_loss(x, jagged)": (lambda x: F.mse_loss(x, jagged()), tdc.DtypeError, "tdc.from_torch(y)"),
     "Normal(x, 1.0)": (
-        lambda x: torch.distributions.Normal(x, 1.0, validate_args=True), tdc.UnsupportedError, "Normal(x.values, 1.0)"
+        lambda x: torch.distributions.Normal(x, 1.0, validate_args=True), tdc.UnsupportedError,
+        "tdc.ops.distribution(Normal, x, 1.0)",
     ),
     "encoder(x, src_key_padding_mask=m)": (
         lambda x: encoder(False)(x, src_key_padding_mask=DENSE[:, :3] > 0), tdc.UnsupportedError,
