@@ -95,7 +95,8 @@ def parameter(a: Any, like: Any) -> Any:
         return a._values
     if isinstance(a, MaskedBatch):
         raise other_kind(like, a)
-    return packed_operand(a, like, "distribution") if isinstance(a, Tensor) and a.ndim == like.ndim else a
+    op: Any = "distribution"
+    return packed_operand(a, like, op) if isinstance(a, Tensor) and a.ndim == like.ndim else a
 
 
 def other_kind(like: Any, a: Any) -> StructureError:
@@ -219,10 +220,12 @@ class RaggedDistribution(Distribution):
 @register_kl(RaggedDistribution, RaggedDistribution)
 def kl_ragged(p: RaggedDistribution, q: RaggedDistribution) -> Any:
     """The divergence of two distributions of the same lengths, at each position."""
-    if type(p.like) is not type(q.like):
-        raise other_kind(p.like, q.like)
-    if isinstance(p.like, NestedTensor):
-        require_same(p.like._structure, q.like._structure, "kl_divergence")
+    x: Any = p.like
+    y: Any = q.like
+    if type(x) is not type(y):
+        raise other_kind(x, y)
+    if isinstance(x, NestedTensor):
+        require_same(x._structure, y._structure, "kl_divergence")
     else:
-        fitted_masked("kl_divergence", p.like, q.like)
+        fitted_masked("kl_divergence", x, y)
     return p.around(kl_divergence(p.inner, q.inner))

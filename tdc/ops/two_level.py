@@ -262,24 +262,65 @@ def unflatten(x: Any, dim: int, sizes: Any) -> Any:
     return around(x, x._values.unflatten(d - 1, sizes))
 
 
-def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Outer examples after outer ones; along a dim of inner examples each goes on in its partner."""
+def unsqueeze(x: TwoLevelTensor, dim: int) -> TwoLevelTensor:
+    """A new dim of inner examples."""
+    d = normal_dim(dim, x.ndim + 1, "unsqueeze")
+    if d < 2:
+        got, hint = f"dim {dim}", "tdc.pack([x.values]) is one outer example of them all"
+        raise UnsupportedError(message("unsqueeze", f"a new dim of inner examples of {describe(x)}", got, hint=hint))
+    return x.with_values(x._values.unsqueeze(d - 1))
+
+
+def squeeze(x: TwoLevelTensor, dim: Any = None) -> TwoLevelTensor:
+    """Inner examples without static dims of size 1."""
+    if dim is None:
+        raise UnsupportedError(message("squeeze", "a dim", "none", hint="dim=-1"))
+    dims = [normal_dim(d, x.ndim, "squeeze") for d in int_tuple("squeeze", dim)]
+    if min(dims, default=2) < 2:
+        raise UnsupportedError(message("squeeze", f"dims of inner examples of {describe(x)}", f"dim {dim}", hint=HINT))
+    return x.with_values(x._values.squeeze(tuple([d - 1 for d in dims])))
+
+
+def expect_two_levels(op: str, tensors: Sequence[Any]) -> None:
+    """Refuse operands of one level."""
     wrong = {f"operand {i}": describe(x) for i, x in enumerate(tensors) if not isinstance(x, TwoLevelTensor)}
     if wrong:
         expected = "operands that are all TwoLevelTensors"
-        raise StructureError(message("cat", expected, f"{len(wrong)} others", wrong, "tdc.pack([nested]) makes one"))
+        raise StructureError(message(op, expected, f"{len(wrong)} others", wrong, "tdc.pack([nested]) makes one"))
+
+
+def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Outer examples after outer ones, or the inner ones of each; along a dim of inner examples each goes on in its
+    partner."""
+    expect_two_levels("cat", tensors)
     first, d = tensors[0], normal_dim(dim, tensors[0].ndim, "cat")
     values = [x._values for x in tensors]
     if d >= 2:
         for x in tensors[1:]:
             require_same(first._structure, x._structure, "cat")
         return first.with_values(torch.cat(values, d - 1))
-    if d == 1:
-        hint = "torch.cat of x.values, or x.flatten(1, 2) for elements"
-        raise UnsupportedError(message("cat", "dim 0, or a dim of inner examples", "dim 1", hint=hint))
-    outer: Any = torch.cat([x.inner_lengths for x in tensors])
     joined: Any = torch.cat(values)
+    if d == 1:
+        numbers, before = [], 0
+        for x in tensors:
+            numbers.append(numbered(x) + before)
+            before = before + x._values.batch_size[0]
+        which: Any = torch.cat(numbers, 1)
+        return build_two_level(which.structure, joined[which.values])
+    outer: Any = torch.cat([x.inner_lengths for x in tensors])
     return build_two_level(outer.structure, joined)
+
+
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Inner examples of the same sizes, one for each operand, along a new dim of them."""
+    expect_two_levels("stack", tensors)
+    first, d = tensors[0], normal_dim(dim, tensors[0].ndim + 1, "stack")
+    if d < 2:
+        got, hint = f"dim {dim}", "torch.cat along dim 0 or 1: outer or inner examples after one another"
+        raise UnsupportedError(message("stack", f"a new dim of inner examples of {describe(first)}", got, hint=hint))
+    for x in tensors[1:]:
+        require_same(first._structure, x._structure, "stack")
+    return first.with_values(torch.stack([x._values for x in tensors], d - 1))
 
 
 def arguments_of(op: Op) -> Dims:
@@ -305,6 +346,7 @@ for _op in PICKING:
     put(_op, picking(_op, arguments_of(_op)))
 for _op, _impl in (
     (torch.flatten, flatten), (torch.unflatten, unflatten), (torch.cat, cat), (torch.transpose, transpose),
+    (torch.stack, stack), (torch.unsqueeze, unsqueeze), (torch.squeeze, squeeze),
     (torch.matmul, lifted(torch.matmul, True)),
 ):  # fmt: skip
     put(_op, _impl)

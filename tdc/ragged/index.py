@@ -260,7 +260,8 @@ def at_own(x: Any, index: tuple[Any, ...]) -> Any:
     Raises:
         IndexingError: positions in another form, or that an example does not have; a second batch of them.
     """
-    (i, positions), *others = [(i, part) for i, part in enumerate(index) if is_positions(part)]
+    (i, given), *others = [(i, part) for i, part in enumerate(index) if is_positions(part)]
+    positions: Any = given
     behind = len([part for part in index[i:] if not isinstance(part, NEW_DIM)])
     ahead = [part for part in index[:i] if not isinstance(part, NEW_DIM)]
     d = x.ndim - behind if any([isinstance(part, GAP) for part in ahead]) else len(ahead)
@@ -272,11 +273,11 @@ def at_own(x: Any, index: tuple[Any, ...]) -> Any:
         expected = f"x[:, positions] with one {type(x).__name__} of whole numbers (B, -1, ...) at the ragged dim"
         hint = "x[rows] in front of it; x[mask] with a ragged mask; x.gather(d, index) for each column its own"
         raise IndexingError(message("index", expected, describe_index(index), hint=hint))
-    flat = positions.flatten(1) if positions.ndim > 2 else positions
+    flat: Any = positions.flatten(1) if positions.ndim > 2 else positions
     flat = torch.where(flat < 0, flat + sizes_along(x, d).unsqueeze(1), flat)
     for k in range(1, x.ndim):
         flat = flat if k == d else flat.unsqueeze(k)
-    out = torch.take_along_dim(x, flat, d)
+    out: Any = x.take_along_dim(flat, d)
     out = out if positions.ndim == 2 else in_lists(out, d, positions)
     rest = (*index[:i], *[FULL] * (positions.ndim - 1), *index[i + 1 :])
     return out if all([isinstance(part, GAP) or takes_all(part) for part in rest]) else out[rest]

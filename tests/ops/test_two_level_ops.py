@@ -48,6 +48,9 @@ SENTENCES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = 
     "flatten features": (lambda x: x.unflatten(3, (2, 2)).flatten(3), lambda s: s),
     "cat features": (lambda x: torch.cat([x, x], -1), lambda s: torch.cat([s, s], -1)),
     "cat tokens": (lambda x: torch.cat([x, 2 * x], 2), lambda s: torch.cat([s, 2 * s])),
+    "stack": (lambda x: torch.stack([x, 2 * x], 3), lambda s: torch.stack([s, 2 * s], 1)),
+    "unsqueeze": (lambda x: x.unsqueeze(2) + x.unsqueeze(2), lambda s: 2 * s[None]),
+    "squeeze": (lambda x: x.unsqueeze(-1).exp().squeeze(-1), torch.exp),
     "narrow": (lambda x: x.narrow(3, 1, 2), lambda s: s[:, 1:3]),
     "levels and back": (lambda x: (x.flatten(1, 2) * 2).unflatten(1, x), lambda s: s * 2),
     "by lengths": (lambda x: x.flatten(1, 2).unflatten(1, x.inner_lengths), lambda s: s),
@@ -230,6 +233,21 @@ def test_choices_of_documents_and_sentences():
     same(torch.cat([x, x[:2]]), docs + docs[:2])
 
 
+def test_sentences_after_sentences_in_one_graph():
+    count = Counter("eager")
+    compiled = torch.compile(lambda x, y: torch.cat([x, y, x], 1), fullgraph=True, backend=count)
+    for lengths in OTHERS:
+        docs, others = documents(lengths), documents([document * 2 for document in lengths])
+        want = [a + b + a for a, b in zip(docs, others, strict=True)]
+        for run in (lambda x, y: torch.cat([x, y, x], 1), compiled):
+            same(run(batch(docs), batch(others)), want)
+    assert count.graphs == 1
+    leaf = batch(documents()).values.values.requires_grad_()
+    x = batch(documents()).with_values(batch(documents()).values.with_values(leaf))
+    (grad,) = torch.autograd.grad((torch.cat([x, 2 * x], 1) ** 2).sum(), leaf)
+    assert_close(grad, 10 * leaf)
+
+
 @pytest.mark.slow
 def test_indices_in_a_graph():
     def fn(x: Any, rows: Tensor, mask: Tensor) -> Any:
@@ -292,8 +310,11 @@ class TestRefused:
             (lambda x: x.quantile(0.5, 2), tdc.MethodError, r"hint: x.with_values\(fn\(x.values\)\)"),
             (lambda x: x.to_padded(length=3), tdc.ShapeError, "length with 2 sizes"),
             (lambda x: x.transpose(2, 3).to_padded(), tdc.ShapeError, "ragged dims right behind dim 1"),
-            (lambda x: torch.stack([x, x]), tdc.UnsupportedError, "a rule for TwoLevelTensor"),
-            (lambda x: torch.cat([x, x], 1), tdc.UnsupportedError, "dim 0, or a dim of inner examples"),
+            (lambda x: torch.stack([x, x]), tdc.UnsupportedError, "torch.cat along dim 0 or 1"),
+            (lambda x: torch.stack([x, x.values], 2), tdc.StructureError, "operand 1: NestedTensor"),
+            (lambda x: x.unsqueeze(1), tdc.UnsupportedError, "a new dim of inner examples"),
+            (lambda x: x.squeeze(0), tdc.UnsupportedError, "dims of inner examples"),
+            (lambda x: torch.cat([x, x[:2]], 1), tdc.TdcError, "rows"),
             (lambda x: torch.cat([x, x.values]), tdc.StructureError, "operand 1: NestedTensor"),
             (lambda x: x.flatten(), tdc.ShapeError, "neighbouring dims"),
             (lambda x: x.unflatten(1, (2, -1)), tdc.ShapeError, "a dim of inner examples"),
@@ -321,7 +342,8 @@ class TestRefused:
 
 def test_rows_with_a_dim_count_it_anew():
     """A row that hands a dim on as it is would take sentences for tokens."""
-    own = {op for op, rule in NESTED_RULES.items() if rule.dims} | {torch.flatten, torch.cat}
+    own = {op for op, rule in NESTED_RULES.items() if rule.dims}
+    own |= {torch.flatten, torch.cat, torch.stack, torch.unsqueeze, torch.squeeze}
     names = {"dim", "dims", "axis", "dim0", "dim1", "start_dim"}
     taken = {rule.op: {name for form in forms_of(rule.op) for name, _ in form} for rule in TWO_LEVEL_RULES}
     assert not [op for op, found in taken.items() if found & names and op not in own]
