@@ -50,17 +50,13 @@ def top_k_top_p_filtering(
         got, hint = f"top_k {top_k}, top_p {top_p}", "top_k=50, top_p=0.9; 0 and 1 keep all"
         raise ShapeError(message(op, "top_k of 0 or more, top_p in [0, 1]", got, hint=hint))
     left = logits.detach()
+    ordered, order = left.sort(dim=-1, descending=True, stable=True)
+    ranks = order.argsort(dim=-1, stable=True)
     if top_k:
-        first = torch.where(ranks_of(left) < max(top_k, min_tokens_to_keep), left, math.inf)
-        left = torch.where(left >= first.amin(-1, keepdim=True), left, -math.inf)
+        last = torch.where(ranks < max(top_k, min_tokens_to_keep), left, math.inf).amin(-1, keepdim=True)
+        left, ordered = [torch.where(x >= last, x, -math.inf) for x in (left, ordered)]
     if top_p < 1:
-        ranks = ranks_of(left)
-        chances = left.float().sort(dim=-1, descending=True, stable=True).values.softmax(-1)
+        chances = ordered.float().softmax(-1)
         before = torch.gather(chances.cumsum(-1) - chances, -1, ranks)
         left = torch.where((before < top_p) | (ranks < min_tokens_to_keep), left, -math.inf)
     return torch.where(left > -math.inf, logits, filter_value)
-
-
-def ranks_of(logits: Any) -> Any:
-    """The rank of each element along the last dim, 0 for the largest."""
-    return logits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1, stable=True)

@@ -33,6 +33,7 @@ def max_sim(queries: Any, documents: Any) -> Tensor:
         One graph for all lengths and batch sizes, with gradients, which equal products share as in `torch.amax`.
 
     Example:
+        >>> import torch
         >>> from tdc.ragged.pack import pack
         >>> max_sim(pack([torch.eye(2), torch.eye(2)[:1]]), pack([torch.ones(1, 2), 3 * torch.eye(2)]))
         tensor([[2., 6.],
