@@ -185,10 +185,10 @@ tdc.einsum: expected ragged dims side by side, got a result 'bldme'
 hint: name ragged dims next to each other"""),
     "two batch letters": (lambda: torch.einsum("bld,cmd->bclm", ragged(), ragged()), """\
 StructureError
-tdc.einsum: expected one letter for the batch, got 'b' and 'c'
+tdc.einsum: expected a result that is ragged like one of two batches, got 'bclm'
 at operand 0, 'bld': NestedTensor float32[3, -1, 4]
 at operand 1, 'cmd': NestedTensor float32[3, -1, 4]
-hint: name the batch dims by one letter, as in 'bld,bmd->blm'"""),
+hint: q @ d.values.mT of packed d is (B, -1, N) for its N positions; tdc.ops.max_sim(q, d) is (B, C)"""),
     "too few letters": (lambda: torch.einsum("ld,de->le", ragged(), torch.ones(4, 2)), """\
 ShapeError
 tdc.einsum: expected one letter for each dim, got 'ld,de->le'

@@ -63,7 +63,8 @@ def test_draws_with_gradients(padded: bool):
 
 @pytest.mark.parametrize("padded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_one_graph_for_all_lengths(padded: bool):
-    count = Counter()
+    count, some = Counter(), distribution(D.Categorical, logits=batch(ROWS, padded))
+    kl_divergence(some, some)  # torch keeps which function serves two classes, of which a graph holds a guard (2.13)
 
     @torch.compile(fullgraph=True, backend=count)
     def step(x: Any, y: Any) -> Any:
