@@ -1,13 +1,12 @@
-"""Preprocessing a corpus: a store of texts to a store of rows for training, by the workers of whatever engine is there.
+"""Preprocessing a corpus: texts larger than memory to rows for training, by the workers of whatever engine is there.
 
     python examples/preprocess.py                               two processes of this machine
     python examples/preprocess.py dask                          a dask cluster of it: pip install "torch-tdc[dask]"
     python examples/preprocess.py tcp://scheduler:8786 FOLDER   a dask cluster of many, which all see the folder
 
-A text is a row of bytes; a row of the result is its first 64 words as numbers, hashes of what stands between blanks,
-and how many of these there are. Parts go to workers as path and range, and each worker writes its rows into the files
-of the result: no text goes through this process, and a part that is done twice, because its worker died, writes the
-same again.
+A text is a row of bytes; a row of the result is its words as numbers, hashes of what stands between blanks. Parts go to
+workers as path and range, so that each reads its texts itself; rows come back and are appended to a data set of shards.
+With a FOLDER what was written stays there, and the next run goes on behind it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from torch import Tensor
 import tdc
 from tdc import TensorDict
 
-TEXTS, LONGEST, WORDS, BLANK = 4000, 64, 50_000, 32
-ROW = {"ids": ((LONGEST,), torch.int64), "length": ((), torch.int64)}
+TEXTS, WORDS, BLANK = 4000, 50_000, 32
 
 
 def corpus(count: int) -> TensorDict:
@@ -50,8 +48,7 @@ def numbers(text: Tensor) -> Tensor:
 
 def tokenized(part: TensorDict) -> TensorDict:
     """What a worker does: the texts of a part as rows of numbers."""
-    rows = tdc.pack([numbers(text) for text in part["text"].unbind()]).to_padded(0, length=LONGEST)
-    return TensorDict({"ids": rows.data, "length": rows.lengths.squeeze(1)}, part.batch_size)
+    return TensorDict({"ids": tdc.pack([numbers(text) for text in part["text"].unbind()])}, part.batch_size)
 
 
 def engine(name: str, stack: ExitStack) -> Executor:
@@ -67,16 +64,22 @@ def engine(name: str, stack: ExitStack) -> Executor:
     return stack.enter_context(Client(address)).get_executor()
 
 
-def main(name: str = "processes", parent: str | None = None) -> None:
-    with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as stack:
-        texts, rows = Path(folder, "texts"), Path(folder, "rows")
-        tdc.io.save(corpus(TEXTS), texts)
-        out = tdc.io.memmap_empty(ROW, rows, [TEXTS])
-        tdc.map(tokenized, tdc.io.load(texts), chunksize=250, executor=engine(name, stack), out=out, progress=True)
-        found = tdc.io.load(rows)
-        again = tokenized(tdc.io.load(texts)[-250:])
-        same = torch.equal(found["ids"][-250:], again["ids"]) and torch.equal(found["length"][-250:], again["length"])
-        print(f"{len(found)} rows, {int(found['length'].sum())} words, the same as in this process: {same}")
+def main(name: str = "processes", kept: str | None = None) -> None:
+    with ExitStack() as stack:
+        folder = Path(kept or stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(exist_ok=True)
+        if not (folder / "texts").exists():
+            tdc.io.save(corpus(TEXTS), folder / "texts")
+        texts = tdc.io.load(folder / "texts")
+        with tdc.io.writer(folder / "rows", rows=1000) as out:
+            there = len(out)
+            if there < len(texts):
+                tdc.map(tokenized, texts[there:], chunksize=250, executor=engine(name, stack), out=out, progress=True)
+        rows = tdc.data.Dataset(folder / "rows")
+        words = sum(part["ids"].values.shape[0] for part in rows.parts)
+        last = rows.__getitems__(range(len(rows) - 250, len(rows)))
+        same = last["ids"].tolist() == tokenized(texts[-250:])["ids"].tolist()
+        print(f"{len(rows)} rows in {len(rows.parts)} shards, {words} words, the same as in this process: {same}")
 
 
 if __name__ == "__main__":

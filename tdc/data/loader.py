@@ -36,9 +36,9 @@ from tdc.core.errors import (
 from tdc.core.keys import show
 from tdc.core.progress import Progress, check_progress, each
 from tdc.core.typing import NestedKey
-from tdc.data.dataset import Dataset, examples_of, index_device
+from tdc.data.dataset import Dataset, dataset_of
 from tdc.data.epochs import Batches, EpochSampler, Plan, whole_number
-from tdc.data.samplers import Balanced, TokenBudgetSampler
+from tdc.data.samplers import Balanced, TokenBudgetSampler, example_lengths
 from tdc.io.save import PathLike
 from tdc.ragged.storage import BATCHES
 from tdc.tensordict.combine import named_leaves
@@ -144,7 +144,7 @@ def loader(
     """Batches of examples, again and again: each pass over the result is one epoch.
 
     Args:
-        source: a TensorDict, a Dataset, or the path of a store, which is opened for reading.
+        source: a TensorDict, a Dataset, or the path of a store or of a data set of `tdc.io.writer`, as of Dataset.
         batch_size: examples of a batch.
         max_tokens: in place of it, tokens of a batch: as many examples as fill it, see `TokenBudgetSampler`.
         key: with max_tokens or balance, the ragged leaf whose lengths count, or a leaf that holds lengths.
@@ -186,24 +186,24 @@ def loader(
     Source:
         `torch.utils.data.DataLoader`, `torch.utils.data.DistributedSampler`.
     """
-    td = examples_of(OP, source)
+    data = dataset_of(OP, source)
     settings = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "even": even}
     settings |= {"rank": rank, "world_size": world_size}
-    sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, consecutive, balance, settings)
+    sampler = sampler_of(data, batch_size, max_tokens, key, batch_sampler, consecutive, balance, settings)
     ahead = whole_number(OP, 0, "prefetch", prefetch)
     check_progress(OP, progress)
-    check_pinning(td, pin_memory)
-    return Loader(td, sampler, ahead, pin_memory, as_own_device(OP, device), progress)
+    check_pinning(data.parts[0], pin_memory)
+    return Loader(data, sampler, ahead, pin_memory, as_own_device(OP, device), progress)
 
 
 class Loader:
     """The result of `loader`: batches, one epoch in each pass."""
 
     def __init__(
-        self, td: TensorDict, sampler: EpochSampler, prefetch: int, pin_memory: bool, device: torch.device | None,
+        self, data: Dataset, sampler: EpochSampler, prefetch: int, pin_memory: bool, device: torch.device | None,
         progress: Progress = False,
     ) -> None:  # fmt: skip
-        self._td = td
+        self._data = data
         self._sampler = sampler
         self._prefetch = prefetch
         self._pin_memory = pin_memory
@@ -218,7 +218,7 @@ class Loader:
         return self._sampler.run(self._batches)
 
     def _batches(self, plan: Plan, first: int) -> Generator[TensorDict, None, None]:
-        made = prefetched(gathered(self._td, plan, first, self._pin_memory), self._prefetch)
+        made = prefetched(gathered(self._data, plan, first, self._pin_memory), self._prefetch)
         made = made if self._device is None else to_device(made, self._device, self._pin_memory)
         return each(made, self._progress, len(self), "loader", first) if self._progress else made
 
@@ -254,14 +254,13 @@ class Loader:
         self._sampler.load_state_dict(state)
 
     def __repr__(self) -> str:
-        return f"Loader({len(self._td)} examples, {len(self)} batches, epoch {self.epoch})"
+        return f"Loader({len(self._data)} examples, {len(self)} batches, epoch {self.epoch})"
 
 
-def gathered(td: TensorDict, plan: Plan, first: int, pin_memory: bool) -> Generator[TensorDict, None, None]:
+def gathered(data: Dataset, plan: Plan, first: int, pin_memory: bool) -> Generator[TensorDict, None, None]:
     """The batches of a plan, each by one gather."""
-    positions = plan.positions.to(index_device(td))
     for begin, end in zip(plan.bounds[first:], plan.bounds[first + 1 :], strict=False):
-        batch = td[positions[begin:end]]
+        batch = data.__getitems__(plan.positions[begin:end])
         yield TensorDict.pin_memory(batch) if pin_memory else batch
 
 
@@ -280,7 +279,7 @@ def to_device(
 
 
 def sampler_of(
-    td: TensorDict, batch_size: Any, max_tokens: Any, key: Any, batch_sampler: Any, consecutive: Any, balance: Any,
+    data: Dataset, batch_size: Any, max_tokens: Any, key: Any, batch_sampler: Any, consecutive: Any, balance: Any,
     settings: dict[str, Any],
 ) -> EpochSampler:  # fmt: skip
     """The sampler that one of three arguments asks for."""
@@ -298,26 +297,29 @@ def sampler_of(
         hint = "leave balance out: batches that are full of tokens are balanced"
         raise DtypeError(message(OP, "balance beside batch_size", names[0], hint=hint))
     if balance:
-        return Balanced(lengths_at(td, key, "balance"), batch_size, **settings)
+        return Balanced(lengths_at(data.parts, key, "balance"), batch_size, **settings)
     if batch_size is not None:
-        return Batches(len(td), batch_size, **settings)
+        return Batches(len(data), batch_size, **settings)
     if max_tokens is not None:
-        return TokenBudgetSampler(lengths_at(td, key, "max_tokens"), max_tokens, consecutive=consecutive, **settings)
-    check_sampler(batch_sampler, len(td), settings)
+        lengths = lengths_at(data.parts, key, "max_tokens")
+        return TokenBudgetSampler(lengths, max_tokens, consecutive=consecutive, **settings)
+    check_sampler(batch_sampler, len(data), settings)
     return batch_sampler
 
 
-def lengths_at(td: TensorDict, key: Any, name: str) -> Any:
-    """The leaf whose lengths count for max_tokens and balance."""
+def lengths_at(parts: list[TensorDict], key: Any, name: str) -> Any:
+    """The leaf whose lengths count for max_tokens and balance; of several parts its lengths."""
+    td = parts[0]
     ragged = [show(p) for p, x in td._leaves.items() if isinstance(x, BATCHES)]
     if key is None:
         hint = f"key={ragged[0]!r}" if ragged else "key= of a leaf with the lengths of examples"
         raise KeyPathError(message(OP, f"a key whose tokens {name} counts", "none", hint=hint))
-    found = unwrap(named_leaves(OP, td, [key])[1][0])
-    if isinstance(found, BATCHES) or (isinstance(found, Tensor) and found.ndim == len(td._size)):
-        return found
+    found = [unwrap(named_leaves(OP, part, [key])[1][0]) for part in parts]
+    leaf = found[0]
+    if isinstance(leaf, BATCHES) or (isinstance(leaf, Tensor) and leaf.ndim == len(td._size)):
+        return leaf if len(found) == 1 else torch.cat([example_lengths(OP, x) for x in found])
     hint = f"ragged leaves are {', '.join(ragged)}" if ragged else "tdc.data.ragged_stack makes ragged leaves"
-    raise DtypeError(message(OP, "a ragged leaf, or one length for each example", describe(found), hint=hint))
+    raise DtypeError(message(OP, "a ragged leaf, or one length for each example", describe(leaf), hint=hint))
 
 
 def check_sampler(sampler: Any, examples: int, settings: dict[str, Any]) -> None:

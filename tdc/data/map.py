@@ -4,7 +4,8 @@
     processes        map(fn, td, num_workers=2), or executor=ProcessPoolExecutor(2)
     several hosts    map(fn, td, executor=client.get_executor())               of dask
 
-Parts of a store go to workers by path. With `out=`, a store open for writing, workers write their results there.
+Parts of a store go to workers by path. With `out=`, a store open for writing, workers write their results there; to a
+`tdc.io.writer` results are appended in their order.
 
 Invariant: results are in the order of the parts, whoever does them and whenever they are done.
 """
@@ -24,17 +25,19 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.progress import Progress, check_progress, shown
 from tdc.data.epochs import SEEDS
 from tdc.data.parts import Work, check_executor, check_out, chunks_of, joined, write
+from tdc.io.writer import Writer
 from tdc.tensordict.methods import register
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
 ITER = "data.map_iter"
+AHEAD = 32  # results that wait for those before them to be appended
 
 
 def map(
     fn: Callable[..., Any], td: TensorDict, dim: int = 0, *, chunksize: int | None = None,
     num_chunks: int | None = None, num_workers: int = 0, executor: Executor | None = None,
-    out: TensorDict | None = None, progress: Progress = False,
+    out: TensorDict | Writer | None = None, progress: Progress = False,
 ) -> Any:  # fmt: skip
     """Apply `fn` to parts of a TensorDict along a batch dim, and join the results.
 
@@ -48,7 +51,8 @@ def map(
         num_workers: processes started for this call; 0 for this process.
         executor: any `concurrent.futures.Executor`; parts of a store go to it by path, others as data.
         out: a TensorDict that results are written into, all of its keys, and that is returned. Where it is a store of
-            mode "r+", workers write into the files themselves.
+            mode "r+", workers write into the files themselves. Or a `tdc.io.writer`, which takes results of any number
+            of rows, ragged ones, too; they are not joined.
         progress: True for a bar, or a function that takes how many parts are done and how many there are.
 
     Raises:
@@ -74,7 +78,9 @@ def map(
     dim = check_parts("map", fn, td, dim, chunksize, num_chunks)
     check_workers(num_workers, executor)
     check_progress("map", progress)
-    if out is not None:
+    if isinstance(out, Writer):
+        check_appended(dim, chunksize)
+    elif out is not None:
         check_out(out, td, dim)
     if num_workers:
         with ProcessPoolExecutor(
@@ -142,19 +148,23 @@ def several() -> int:
 
 def by_executor(
     fn: Callable[..., Any], td: TensorDict, dim: int, chunksize: int | None, num_chunks: int, executor: Executor,
-    out: TensorDict | None, progress: Progress,
+    out: TensorDict | Writer | None, progress: Progress,
 ) -> Any:  # fmt: skip
     """`map` by the workers of an executor."""
     chunks = chunks_of(td._size[dim], chunksize, num_chunks)
+    wanted = [chunks.at(i) for i in range(chunks.total)]
     with shown(progress, chunks.total, "map") as advance:
-        work = Work("map", executor, fn, td, dim, out, advance)
-        results = list(work.results([chunks.at(i) for i in range(chunks.total)], chunks.total))
+        if isinstance(out, Writer):
+            for result in Work("map", executor, fn, td, dim, None, advance).results(wanted, AHEAD):
+                out.append(result)
+            return out
+        results = list(Work("map", executor, fn, td, dim, out, advance).results(wanted, chunks.total))
     return joined(results, dim, chunks) if out is None else out
 
 
 def in_turn(
-    fn: Callable[..., Any], td: Any, dim: int, chunksize: int | None, num_chunks: int, out: TensorDict | None,
-    progress: Progress,
+    fn: Callable[..., Any], td: Any, dim: int, chunksize: int | None, num_chunks: int,
+    out: TensorDict | Writer | None, progress: Progress,
 ) -> Any:  # fmt: skip
     """`map` in this process."""
     chunks = chunks_of(td._size[dim], chunksize, num_chunks)
@@ -167,6 +177,8 @@ def in_turn(
             result = fn(part)
             if out is None:
                 results.append(result)
+            elif isinstance(out, Writer):
+                out.append(result)
             else:
                 write(result, chunks.at(number).of(out, dim), chunks.at(number))
             advance()
@@ -189,6 +201,13 @@ def check_parts(op: str, fn: Any, td: Any, dim: Any, chunksize: int | None, num_
         hint = "td.with_batch_size([n]), or TensorDict({...}, batch_size=[n])"
         raise ShapeError(message(op, "a TensorDict with a batch dim", describe(td), hint=hint))
     return normal_dim(dim, len(td._size), op)
+
+
+def check_appended(dim: int, chunksize: int | None) -> None:
+    """Refuse parts whose results are no rows to append."""
+    if dim or chunksize == 0:
+        got = f"dim={dim}" if dim else "chunksize=0"
+        raise ShapeError(message("map", "parts of rows for a writer", got, hint="dim=0, chunksize=1 or more"))
 
 
 def check_workers(num_workers: Any, executor: Any) -> None:

@@ -256,7 +256,7 @@ class Work:
     """A function of the parts of a TensorDict, done by an executor.
 
     Args:
-        out: where results go, if anywhere. Workers write into a store that is open for writing themselves.
+        out: where results are written, if anywhere. Workers write into a store that is open for writing themselves.
         done: called as parts are done, in whatever order.
     """
 

@@ -10,3 +10,5 @@ from tdc.io.packed import from_safetensors as from_safetensors
 from tdc.io.packed import to_safetensors as to_safetensors
 from tdc.io.save import memmap_empty as memmap_empty
 from tdc.io.save import save as save
+from tdc.io.writer import Writer as Writer
+from tdc.io.writer import writer as writer

@@ -119,6 +119,26 @@ def test_a_store_that_is_only_read_is_no_out(request: pytest.FixtureRequest, tmp
     assert out["x"].eq(1).all()
 
 
+@pytest.mark.parametrize("how", [None, "threads"])
+def test_results_are_appended(request: pytest.FixtureRequest, td: TensorDict, tmp_path: Path, how: str | None):
+    pool: Any = how and request.getfixturevalue(how)
+    with tdc.io.writer(tmp_path / "set", rows=4) as out:
+        assert tdc.map(fns.slow_first, td, chunksize=3, executor=pool, out=out) is out
+    want = tdc.map(fns.slow_first, td, chunksize=3)
+    found = tdc.data.Dataset(tmp_path / "set")
+    assert [len(part) for part in found.parts] == [6, 4]
+    assert found.td["text"].tolist() == want["text"].tolist()
+    assert torch.equal(found.td["x"], want["x"])
+    out = tdc.io.writer(tmp_path / "other")
+    rows = td.select("x").with_batch_size([10, 2])
+    other_dim, no_rows = partial(tdc.map, dim=1), partial(tdc.map, chunksize=0)
+    for wrong in (other_dim, no_rows):
+        with pytest.raises(ShapeError, match="rows for a writer"):
+            wrong(fns.doubled, rows, out=out)
+    with pytest.raises(DtypeError):
+        tdc.map(fns.first_column, td, chunksize=3, out=out)
+
+
 def test_workers_write_into_stores_themselves(processes: Executor, td: TensorDict, tmp_path: Path):
     class Recorded(Executor):
         def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:

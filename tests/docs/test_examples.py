@@ -56,7 +56,7 @@ def test_paths_of_a_newcomer(name: str):
 def test_preprocessing(engine: str):
     if engine == "dask":
         pytest.importorskip("distributed")
-    assert "4000 rows, 131806 words, the same as in this process: True" in ran("preprocess", engine)
+    assert "4000 rows in 4 shards, 132441 words, the same as in this process: True" in ran("preprocess", engine)
 
 
 @pytest.mark.slow
