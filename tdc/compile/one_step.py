@@ -86,15 +86,15 @@ class Step:
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
         self.check(state, batch)
-        params, before = state["params"], state["optimizer"]
+        held, before = state["params"], state["optimizer"]
         buffers = state["buffers"] if "buffers" in state._nodes else None
         scale = state["scaler", "scale"] if self.scales else None
-        found = self.gradients(params, buffers, batch, scale)
+        found = self.gradients(held, buffers, batch, scale)
         new: dict[str, Any] = {}
         update = self.optimizer.update if self.shards is None else self.shards.update
-        new["params"], new["optimizer"] = update(found.grads, before, params)
+        new["params"], new["optimizer"] = update(found.grads, before, held)
         if self.average is not None:
-            new["params"], new["average"] = self.average.update(new["params"], state["average"], params)
+            new["params"], new["average"] = self.average.update(new["params"], state["average"], held)
         if buffers is not None:
             new["buffers"] = found.buffers
         known = self.known_metrics(found, before, new["optimizer"])
@@ -136,8 +136,13 @@ class Step:
             known["finite"] = loss if self.scales else loss & norm.isfinite()  # a scale that is too large is no error
         return known
 
-    def gradients(self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None) -> Gradients:
+    def whole(self, held: TensorDict) -> TensorDict:
+        """The parameters of a state, gathered from the parts of all ranks if it has parts."""
+        return held if self.shards is None else self.shards.whole(held)
+
+    def gradients(self, held: TensorDict, buffers: Any, batch: Any, scale: Tensor | None) -> Gradients:
         """Gradients and metrics of a batch in one or several parts, on one or several ranks."""
+        params = self.whole(held)
 
         def of(params: TensorDict, buffers: Any, part: Any, in_loop: bool = False) -> Gradients:
             return self.sums_of(params, buffers, part, scale, in_loop)
@@ -156,7 +161,7 @@ class Step:
                 sums = sum_over_parts(of, params, buffers, batch, parts, loops)
             if self.exchange is not None:
                 sums, rows = sum_over_ranks(sums, rows, params, buffers, self.exchange)
-            found = mean_of(sums, params if self.shards is None else self.shards.own(params), rows)
+            found = mean_of(sums, params if self.shards is None else self.shards.own(held), rows)
         return found if scale is None else found._replace(grads=unscaled(found.grads, scale))
 
     def sums_of(self, params: TensorDict, buffers: Any, part: Any, scale: Tensor | None, in_loop: bool) -> Gradients:
@@ -230,6 +235,8 @@ class Step:
             raise StructureError(message(OP, "a state made by init", got, hint=hint))
         if batch is None:
             raise DtypeError(message(OP, "a batch", "None", hint="step(state, batch)"))
+        if self.shards is not None:
+            self.shards.check(state["params"])
 
     def check_device(self, state: TensorDict, batch: Any) -> None:
         """Refuse a batch on another device than the parameters."""

@@ -5,58 +5,110 @@
     rank 1          w b b b               its gradients, its moments, its new numbers
     all             w w w w w w b b b     gathered, and cut into w and b again
 
-A part has ceil(n / ranks) numbers of n, the last ones fewer, as that of a DTensor does.
+Parameters are gathered after the update, or stay in parts and are gathered at the start of the next step. A part has
+ceil(n / ranks) numbers of n, the last ones fewer, as that of a DTensor does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tdc.core.dtensor import vector_of
-from tdc.core.keys import parts
+from tdc.core.dtensor import local_of, vector_of
+from tdc.core.errors import StructureError, describe, message, refuse_wrong
+from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.paths import gathered, replaced
 from tdc.tensordict.tensordict import TensorDict, build_td
 
+OP = "compile.train_step"
 SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
 
 
-@dataclass(frozen=True, eq=False)
-class Shards:
-    """Update of an optimiser in parts: gradients are reduced to the parts, and new parameters gathered from them.
+class Form(NamedTuple):
+    """Shapes of whole parameters, and those of each vector."""
 
-    `optimizer` takes parts, and its norms are those of all ranks. `most`: bytes of a vector.
+    shapes: dict[KeyPath, torch.Size]
+    vectors: dict[str, list[KeyPath]]
+    nodes: Any
+
+    def shapes_in(self, name: str) -> list[torch.Size]:
+        """Shapes of the parameters in a vector."""
+        return [self.shapes[p] for p in self.vectors[name]]
+
+
+@dataclass(eq=False)
+class Shards:
+    """Update of an optimiser in parts: gradients are reduced to the parts, and parameters gathered from them.
+
+    `optimizer` takes parts, and its norms are those of all ranks. `most`: bytes of a vector; None for one of each dtype.
+    `keeps_params`: the state has parameters in parts, too, and `init` remembers their form.
     """
 
     optimizer: Any
     group: Any
-    most: int
+    most: int | None
+    keeps_params: bool = False
+    form: Form | None = None
 
-    def init(self, optimizer: Any, params: TensorDict) -> TensorDict:
-        """The state of an optimiser of this rank's part, with a DTensor for each vector."""
-        return spread(optimizer.init(self.own(params)), self.lengths(params), self.group)
+    def init(self, init: Callable[[TensorDict], TensorDict], params: TensorDict) -> TensorDict:
+        """A state that a function makes of this rank's part, with a DTensor for each vector."""
+        form = self.form_of(params)
+        if self.keeps_params:
+            self.form = form
+        own = init(self.part(params, form))
+        leaves = dict(own._leaves)
+        for path, x in own._leaves.items():
+            if x.ndim:
+                leaves[path] = vector_of(x, length_of(form.shapes_in(parts(path)[-1])), self.group)
+        return build_td(leaves, own._nodes, own._size, own._device)
 
-    def own(self, params: TensorDict) -> TensorDict:
-        """The part of this rank."""
+    def form_of(self, params: TensorDict) -> Form:
+        """The form of whole parameters."""
+        leaves = {p: x for p, x in params._leaves.items() if is_inexact(x)}
+        if self.keeps_params:
+            wrong = {show(p): describe(x) for p, x in params._leaves.items() if p not in leaves}
+            hint = "train_step(loss_fn, optimizer, buffers=True) for what is not trained, or shard='optimizer'"
+            refuse_wrong(StructureError, OP, "floating-point parameters for shard='params'", wrong, "others", hint)
+        return Form({p: x.shape for p, x in leaves.items()}, vectors_of(leaves, self.most), params._nodes)
+
+    def part(self, td: TensorDict, form: Form) -> TensorDict:
+        """The part of this rank in whole parameters, or in their gradients."""
         rank, count = dist.get_rank(self.group), dist.get_world_size(self.group)
-        leaves = params._leaves
-        return TensorDict({name: part_of(gathered(leaves, p), rank, count) for name, p in self.vectors(params).items()})
+        leaves = td._leaves
+        return TensorDict({name: part_of(gathered(leaves, p), rank, count) for name, p in form.vectors.items()})
 
-    def vectors(self, params: TensorDict) -> dict[str, list[KeyPath]]:
-        """Paths of the parameters in each vector."""
-        return vectors_of({p: x for p, x in params._leaves.items() if is_inexact(x)}, self.most)
+    def own(self, held: TensorDict) -> TensorDict:
+        """The part of this rank in the parameters of a state."""
+        return held if self.keeps_params else self.part(held, self.form_of(held))
 
-    def lengths(self, params: TensorDict) -> dict[str, int]:
-        """Numbers in each vector."""
-        return {
-            name: sum([params._leaves[p].numel() for p in paths]) for name, paths in self.vectors(params).items()
-        }
+    def whole(self, held: TensorDict) -> TensorDict:
+        """The parameters of a state, gathered if it has parts."""
+        form = self.form
+        if form is None:
+            return held
+        leaves: dict[KeyPath, Tensor] = {}
+        for name, paths in form.vectors.items():
+            own = from_all(local_of(held._leaves[name]), form.shapes_in(name), self.group)
+            leaves |= {p: x for p, x in zip(paths, own, strict=True)}
+        return build_td({p: leaves[p] for p in form.shapes}, form.nodes, torch.Size([]), held._device)
+
+    def check(self, held: TensorDict) -> None:
+        """Refuse parameters in other parts than those of `init`."""
+        if not self.keeps_params:
+            return
+        rank, count = dist.get_rank(self.group), dist.get_world_size(self.group)
+        form = Form({}, {}, None) if self.form is None else self.form
+        sizes = {name: (size_of(length_of(form.shapes_in(name)), rank, count),) for name in form.vectors}
+        if sizes != {name: tuple(local_of(x).shape) for name, x in held._leaves.items()}:
+            got = "others" if form.vectors else "a step without init"
+            hint = "step.init() first, with the same bucket=; dcp_load(path, like=state) loads into its state"
+            raise StructureError(message(OP, "parameters in the parts that init makes", got, hint=hint))
 
     def summed(self, grads: TensorDict, params: TensorDict, dtype: torch.dtype | None) -> TensorDict:
         """The part of this rank of gradients summed over all, in the dtype that travels or in that of sums.
@@ -64,18 +116,20 @@ class Shards:
         Vectors go in reverse order, in which a backward pass finishes them.
         """
         found: dict[str, Tensor] = {}
-        for name, paths in reversed(list(self.vectors(params).items())):
+        for name, paths in reversed(list(self.form_of(params).vectors.items())):
             found[name] = scattered(gathered(grads._leaves, paths), dtype, self.group)
         return TensorDict({name: found[name] for name in reversed(list(found))})
 
-    def update(self, grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """New parameters, whole, and the new state."""
-        new, after = self.optimizer.update(grads, state, self.own(params))
-        leaves = params._leaves
-        for name, paths in self.vectors(params).items():
-            like = gathered(params._leaves, paths)
-            leaves = replaced(leaves, paths, cut(from_all(new[name], like, self.group), like))
-        return build_td(leaves, params._nodes, params._size, params._device), after
+    def update(self, grads: TensorDict, state: TensorDict, held: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """New parameters, in parts or whole as they were, and the new state."""
+        if self.keeps_params:
+            return self.optimizer.update(grads, state, held)  # type: ignore[no-any-return]  # of an optimizer
+        form = self.form_of(held)
+        new, after = self.optimizer.update(grads, state, self.part(held, form))
+        leaves = held._leaves
+        for name, paths in form.vectors.items():
+            leaves = replaced(leaves, paths, from_all(new[name], form.shapes_in(name), self.group))
+        return build_td(leaves, held._nodes, held._size, held._device), after
 
 
 def is_inexact(x: Any) -> bool:
@@ -111,10 +165,15 @@ def packs(sizes: Sequence[int], most: int) -> list[list[int]]:
     return found
 
 
-def spread(state: TensorDict, lengths: Mapping[str, int], group: Any) -> TensorDict:
-    """A state of parts with a DTensor in place of each, by the name of its vector; numbers stay as they are."""
-    leaves = {p: vector_of(x, lengths[parts(p)[-1]], group) if x.ndim else x for p, x in state._leaves.items()}
-    return build_td(leaves, state._nodes, state._size, state._device)
+def length_of(shapes: Sequence[torch.Size]) -> int:
+    """Numbers in tensors of these shapes."""
+    return sum([shape.numel() for shape in shapes])
+
+
+def size_of(length: int, rank: int, count: int) -> int:
+    """Numbers in the part of a rank."""
+    size = -(-length // count)
+    return max(0, min(size, length - rank * size))
 
 
 def part_of(tensors: list[Tensor], rank: int, count: int) -> Tensor:
@@ -139,24 +198,19 @@ def scattered(tensors: list[Tensor], dtype: torch.dtype | None, group: Any) -> T
     whole = whole if dtype is None else whole.to(dtype)
     out = whole.new_empty((size, *whole.shape[1:]))
     SCATTER(out, whole.contiguous(), group=group)
-    own = out[: max(0, min(size, length - rank * size))]
+    own = out[: size_of(length, rank, count)]
     if dtype is not None:
         own = own.to(tensors[0].real.dtype)
     return torch.view_as_complex(own) if flat.is_complex() else own
 
 
-def from_all(part: Tensor, like: list[Tensor], group: Any) -> Tensor:
-    """The parts of all ranks, concatenated: a vector of all numbers of some tensors."""
-    count, length = dist.get_world_size(group), sum([x.numel() for x in like])
+def from_all(part: Tensor, shapes: Sequence[torch.Size], group: Any) -> list[Tensor]:
+    """Tensors of these shapes, each with memory of its own, from the parts of all ranks."""
+    count, length = dist.get_world_size(group), length_of(shapes)
     full = torch.cat([part, part.new_zeros(-(-length // count) - part.shape[0])])  # all exchange as much
     mine = (torch.view_as_real(full) if full.is_complex() else full).contiguous()
     found = [torch.empty_like(mine) for _ in range(count)]
     dist.all_gather(found, mine, group=group)
     whole = torch.cat(found)[:length]
-    return torch.view_as_complex(whole) if part.is_complex() else whole
-
-
-def cut(whole: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Split concatenated tensors into the shapes of others, each with memory of its own."""
-    sizes = [x.numel() for x in like]
-    return [part.reshape(x.shape).clone() for part, x in zip(whole.split(sizes), like, strict=True)]
+    pieces = (torch.view_as_complex(whole) if part.is_complex() else whole).split([shape.numel() for shape in shapes])
+    return [piece.reshape(shape).clone() for piece, shape in zip(pieces, shapes, strict=True)]

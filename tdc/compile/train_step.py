@@ -95,7 +95,7 @@ def train_step(
         error_if_nonfinite: raise in such a step, or where the loss is not finite; each step waits for the device.
         average: `tdc.optim.ema(0.999)` keeps a mean of the parameters in the state, for `step.eval`.
         process_group: of `torch.distributed`, or a `DeviceMesh` with one dim; each process gives its part of the batch.
-        shard: "optimizer" keeps a part of the optimizer's state on each process, which reduces its gradients alone.
+        shard: "optimizer" keeps a part of the optimizer's state on each process; "params" of the parameters, too.
         reduce_dtype: of gradients between processes, such as `torch.bfloat16`; by default float32, or float64.
         bucket: bytes of gradients in one message, which the backward pass sends while it goes on.
         donate: write the new state into the memory of the old one and return it; `state.clone()` keeps a copy.
@@ -189,13 +189,21 @@ class TrainStep:
         if run.process_group is not None:
             as_on_first(TensorDict(given, size), device, run.process_group)
         shards = run.shards
-        held = run.optimizer.init(params) if shards is None else shards.init(run.optimizer, params)
-        entries: dict[str, Any] = {"params": params, "optimizer": unshared(locals_of(held), params)}
-        check_update(run.optimizer, params if shards is None else shards.own(params), entries["optimizer"])
-        entries["step"] = torch.zeros(size, dtype=torch.int64, device=device)
-        entries |= given
+        keeps_parts = shards is not None and shards.keeps_params
+
+        def made(init: Callable[[TensorDict], TensorDict], in_parts: bool) -> TensorDict:
+            return init(params) if shards is None or not in_parts else shards.init(init, params)
+
+        held = {"params": made(lambda own: own, keeps_parts), "optimizer": made(run.optimizer.init, True)}
         if run.average is not None:
-            entries["average"] = unshared(run.average.init(params), params)
+            held["average"] = made(run.average.init, keeps_parts)
+        kept = locals_of(held["params"])
+        entries: dict[str, Any] = {"params": kept, "optimizer": unshared(locals_of(held["optimizer"]), kept)}
+        check_update(run.optimizer, locals_of(made(lambda own: own, True)), entries["optimizer"])
+        entries["step"] = torch.zeros(size, dtype=torch.int64, device=device)
+        entries |= {**given, "params": kept}
+        if run.average is not None:
+            entries["average"] = unshared(locals_of(held["average"]), kept)
         if run.skips:
             entries["skipped"] = torch.zeros(size, dtype=torch.int64, device=device)
         if run.scales:
@@ -204,9 +212,9 @@ class TrainStep:
             entries["rng"] = torch.full(size, mixed(seed), dtype=torch.int64)
         state = TensorDict(entries, size)
         if run.process_group is not None:
-            known = [*given, *["optimizer"] * (shards is not None or group_of(run.optimizer) is not None)]
-            as_on_first(state.exclude(*known), device, run.process_group)
-        return state if run.process_group is None else with_locals(state, TensorDict({"optimizer": held}))
+            spread = [name for name, td in held.items() if locals_of(td) is not td]
+            as_on_first(state.exclude(*given, *spread), device, run.process_group)
+        return state if run.process_group is None else with_locals(state, TensorDict(held))
 
     def __call__(self, state: TensorDict, batch: Any = MISSING) -> tuple[TensorDict, TensorDict]:
         """Take one step.
@@ -331,7 +339,7 @@ class TrainStep:
             >>> torch.equal(step.load_into(net, state).weight, state["params", "weight"])
             True
         """
-        return load_into(self._step.loss.net, target, state, averaged)
+        return load_into(self._step, target, state, averaged)
 
     def vmap(self, in_dims: Any = None, *, randomness: str = "different") -> TrainStep:
         """Make the step of an ensemble: models stacked in the state, all trained in one graph.
@@ -445,8 +453,9 @@ def exchange_of(optimizer: Any, group: Any, shard: Any, dtype: Any, bucket: Any)
     if group is None and given:
         hint = "process_group=torch.distributed.group.WORLD"
         raise StructureError(message(OP, f"process_group= beside {given[0]}=", "none", hint=hint))
-    if shard not in (None, "optimizer"):
-        raise StructureError(message(OP, "shard='optimizer' or None", repr(shard), hint="shard='optimizer'"))
+    if shard not in (None, "optimizer", "params"):
+        hint = "shard='params' saves the most memory"
+        raise StructureError(message(OP, "shard='optimizer', 'params' or None", repr(shard), hint=hint))
     if dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise DtypeError(message(OP, "a floating-point reduce_dtype", f"{dtype}", hint="torch.bfloat16, or None"))
     if not isinstance(bucket, int) or isinstance(bucket, bool) or bucket < 1:
@@ -460,8 +469,8 @@ def exchange_of(optimizer: Any, group: Any, shard: Any, dtype: Any, bucket: Any)
     if own is None:
         got = "one that looks at shapes or keys, or is sharded already"
         hint = "chain(clip_by_global_norm(1.0), adamw(1e-3)), or optim.sharded for parts of partition"
-        raise StructureError(message(OP, "an optimizer of flat vectors for shard='optimizer'", got, hint=hint))
-    return Exchange(group, bucket, dtype, Shards(own, group, bucket))
+        raise StructureError(message(OP, f"an optimizer of flat vectors for shard={shard!r}", got, hint=hint))
+    return Exchange(group, bucket, dtype, Shards(own, group, bucket, shard == "params"))
 
 
 def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None) -> tuple[str, ...]:

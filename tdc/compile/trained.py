@@ -65,7 +65,7 @@ class Evaluation:
 
     def metrics(self, state: TensorDict, batch: Any) -> TensorDict:
         """Return the metrics of a batch, not compiled."""
-        params = with_mean(state, EVAL) if self._averaged else state["params"]
+        params = self._step.whole(with_mean(state, EVAL) if self._averaged else state["params"])
         buffers = state["buffers"] if "buffers" in state._nodes else None
         fn = self._step.loss.fn if self._fn is None else self._fn
         out, _ = self._step.called(fn, params, buffers, batch, training=False)
@@ -136,12 +136,12 @@ class Known(NamedTuple):
         return self._replace(values={name: rows.get(id(x), x) for name, x in self.values.items()})
 
 
-def load_into(net: nn.Module | None, target: Any, state: Any, averaged: bool) -> Any:
-    """Run `TrainStep.load_into` for a step with this net, or without one."""
+def load_into(step: Step, target: Any, state: Any, averaged: bool) -> Any:
+    """Run `TrainStep.load_into`."""
     if not isinstance(state, TensorDict) or "params" not in state:
         hint = "step.load_into(net, state), with what step.init() or step(state, batch) returned"
         raise StructureError(message(LOAD, "the state of a training step", describe(state), hint=hint))
-    known, size = known_values(net, state, averaged), state.batch_size
+    known, size = known_values(step, state, averaged), state.batch_size
     if isinstance(target, TensorDict):
         return filled(target, known, size)
     several = isinstance(target, (list, tuple))
@@ -161,9 +161,9 @@ def load_into(net: nn.Module | None, target: Any, state: Any, averaged: bool) ->
     return target
 
 
-def known_values(net: nn.Module | None, state: TensorDict, averaged: bool) -> Known:
+def known_values(step: Step, state: TensorDict, averaged: bool) -> Known:
     """Values of all tensors of a module: those of the state, and the others from the net of its step."""
-    params = with_mean(state, LOAD) if averaged else state["params"]
+    net, params = step.loss.net, step.whole(with_mean(state, LOAD) if averaged else state["params"])
     found = {show(p): x for p, x in params._leaves.items()}
     if "buffers" in state:
         found |= {show(p): x for p, x in state["buffers"]._leaves.items()}

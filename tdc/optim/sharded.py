@@ -16,18 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
-from tdc.compile.shards import cut, from_all, part_of, spread, vectors_of
+from tdc.compile.shards import Form, Shards
 from tdc.core.dtensor import group_from, is_dtensor, local_of, with_local
 from tdc.core.dynamo import under_transform
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, message, refuse_wrong
 from tdc.core.keys import show
-from tdc.core.typing import KeyPath
-from tdc.optim.checks import check_grads, check_keys, check_td, check_transform, trainable
+from tdc.optim.checks import check_grads, check_keys, check_td, check_transform
 from tdc.optim.transform import Optimizer, around
-from tdc.tensordict.paths import gathered, replaced
-from tdc.tensordict.tensordict import TensorDict, build_td
+from tdc.tensordict.tensordict import TensorDict
 
 OP = "optim.sharded"
 
@@ -81,58 +77,44 @@ def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
         raise StructureError(message(OP, "an optimizer that treats each number by itself", got, hint=hint))
     hint = "torch.distributed.init_process_group(...), then torch.distributed.group.WORLD"
     group = group_from(OP, process_group, hint=hint)
-    shards = Shards(optimizer, group, dist.get_world_size(group), dist.get_rank(group))
-    return around(optimizer, shards.init, shards.update, process_group=group)
+    parts = InParts(Shards(optimizer, group, None))
+    return around(optimizer, parts.init, parts.update, process_group=group)
 
 
 @dataclass(frozen=True)
-class Shards:
+class InParts:
     """`init` and `update` of a sharded optimiser."""
 
-    optimizer: Optimizer
-    group: Any
-    count: int
-    rank: int
+    shards: Shards
 
     def init(self, params: TensorDict) -> TensorDict:
         check_td("optim.init", params)
-        kinds = kinds_of(params)
-        lengths = {name: sum([params._leaves[p].numel() for p in paths]) for name, paths in kinds.items()}
-        return TensorDict({"inner": spread(self.optimizer.init(self.own(params, kinds)), lengths, self.group)})
+        self.form_of(params)
+        return TensorDict({"inner": self.shards.init(self.shards.optimizer.init, params)})
 
     def update(self, grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         check_td(OP, grads, params)
         check_keys(OP, state, ("inner",))
         check_grads(OP, grads, params)
-        kinds = kinds_of(params)
-        lacking = [show(p) for paths in kinds.values() for p in paths if p not in grads._leaves]
+        form = self.form_of(params)
+        lacking = [show(p) for p in form.shapes if p not in grads._leaves]
         hint = "gradients of all of them, or partition({'frozen.*': None, '*': sharded(...)})"
         refuse_wrong(StructureError, OP, "a gradient for each parameter", lacking, "without one", hint)
         if under_transform():
             raise UnsupportedError(message(OP, "no vmap around processes", "one", hint="train the models one by one"))
         before = state["inner"]
-        new, inner = self.optimizer.update(self.own(grads, kinds), before.apply(local_of), self.own(params, kinds))
+        new, inner = self.shards.update(self.shards.part(grads, form), before.apply(local_of), params)
         inner = inner.apply(lambda x, old: with_local(x, old) if is_dtensor(old) else x, before)
-        leaves = params._leaves
-        for name, paths in kinds.items():
-            like = gathered(params._leaves, paths)
-            leaves = replaced(leaves, paths, cut(from_all(new[name], like, self.group), like))
-        return build_td(leaves, params._nodes, params._size, params._device), TensorDict({"inner": inner})
+        return new, TensorDict({"inner": inner})
 
-    def own(self, td: TensorDict, kinds: dict[str, list[KeyPath]]) -> TensorDict:
-        """The part of this process, one vector for each dtype."""
-        leaves, rank, count = td._leaves, self.rank, self.count
-        return TensorDict({name: part_of(gathered(leaves, paths), rank, count) for name, paths in kinds.items()})
-
-
-def kinds_of(params: TensorDict) -> dict[str, list[KeyPath]]:
-    """Paths of the trainable leaves of each dtype."""
-    if params.ndim:
-        hint = "one model in each process, or the optimizer without sharded"
-        raise ShapeError(message(OP, "parameters without batch dims", f"{params.ndim} of them", hint=hint))
-    leaves = {p: x for p, x in params._leaves.items() if trainable(x)}
-    devices = [x.device for x in leaves.values()]
-    elsewhere = [f"{show(p)}: {x.device}" for p, x in leaves.items() if x.device != devices[0]]
-    hint = "partition of sharded parts, one for each device"
-    refuse_wrong(StructureError, OP, "parameters on one device", elsewhere, "on others", hint)
-    return vectors_of(leaves)
+    def form_of(self, params: TensorDict) -> Form:
+        """The form of the parameters of one model on one device."""
+        if params.ndim:
+            hint = "one model in each process, or the optimizer without sharded"
+            raise ShapeError(message(OP, "parameters without batch dims", f"{params.ndim} of them", hint=hint))
+        form = self.shards.form_of(params)
+        devices = [params._leaves[p].device for p in form.shapes]
+        elsewhere = [f"{show(p)}: {d}" for p, d in zip(form.shapes, devices, strict=True) if d != devices[0]]
+        hint = "partition of sharded parts, one for each device"
+        refuse_wrong(StructureError, OP, "parameters on one device", elsewhere, "on others", hint)
+        return form

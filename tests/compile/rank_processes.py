@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 import time
@@ -23,7 +24,7 @@ from torch.testing import assert_close
 
 import tdc
 from tdc import DistError, DtypeError, ShapeError, StructureError, TdcError, TensorDict
-from tdc.compile import ranks, train_step
+from tdc.compile import ranks, shards, train_step
 from tdc.optim import adamw, chain, clip_by_global_norm, ema, global_norm, masked, muon, sgd, sharded
 
 LENGTHS = [3, 1, 2, 5, 2, 4, 6]
@@ -115,6 +116,12 @@ def small(loss: Any) -> Any:
     return scaled
 
 
+def params_of(step: Any, state: TensorDict) -> TensorDict:
+    """Whole parameters of a state that may have them in parts."""
+    loaded = step.load_into(copy.deepcopy(step._step.loss.net), state)
+    return TensorDict({tuple(name.split(".")): p.detach() for name, p in loaded.named_parameters()})
+
+
 def both(rank: int, ours: Any, one: Any, steps: int = 3, batch: Any = None, **how: Any) -> tuple[Any, Any]:
     """States after steps of several ranks on their parts, and of one process on the whole batch."""
     here = {"compile": False, **how}
@@ -130,7 +137,7 @@ def both(rank: int, ours: Any, one: Any, steps: int = 3, batch: Any = None, **ho
         for name, value in wanted.items():
             assert_close(metrics[name].float(), value.float(), **close, msg=lambda text, name=name: f"{name}: {text}")
     for path, x in expected["params"].items(True, True):
-        assert_close(state["params", path], x, **close, msg=lambda text, path=path: f"{path}: {text}")
+        assert_close(params_of(step, state)[path], x, **close, msg=lambda text, path=path: f"{path}: {text}")
     if here["compile"]:
         assert (step.counts.graphs, step.counts.breaks) == (1, 0)
     if here.get("dtype") is torch.float16:
@@ -218,7 +225,7 @@ def dtypes_that_travel(rank: int) -> None:
         assert kinds == [("torch.float32", 1202), ("torch.float64", 2)], kinds  # the loss and the weight, too
 
 
-SHARDED: list[dict[str, Any]] = [{}, {"shard": "optimizer"}]
+SHARDED: list[dict[str, Any]] = [{}, {"shard": "optimizer"}, {"shard": "params"}]
 WAYS: list[dict[str, Any]] = [
     {}, {"accumulate": 2}, {"skip_nonfinite": True}, {"dtype": torch.float16}, {"average": ema(0.9)}, {"donate": True},
 ]  # fmt: skip
@@ -238,10 +245,62 @@ def parts_of_the_optimizer(rank: int) -> None:
             assert [x.to_local().numel() for x in moments] == [part_size(x.numel(), rank, world) for x in moments]
     td = whole()[:2]  # the other ranks have nothing
     both(rank, cross_entropy, cross_entropy, batch=td, shard="optimizer")
-    assert_close(*[
-        both(rank, by_tokens, by_tokens, bucket=100, **how)[0]["params", "layers", "0", "weight"]
-        for how in SHARDED
-    ])  # fmt: skip
+
+
+def parts_of_the_parameters(rank: int) -> None:
+    """Each rank keeps its part of all; the step is that of one process, and sends each gradient and parameter once."""
+    world = dist.get_world_size()
+    for loss in (cross_entropy, by_tokens):
+        for how in WAYS:
+            ours = small(loss) if "dtype" in how else loss
+            state, expected = both(rank, ours, ours, shard="params", bucket=100, **how)
+            n = tdc.param_count(expected["params"])
+            assert sorted(state["params"].keys()) == ["float32", "float32_1", "float32_2", "float32_3"]
+            kept = [x for name in ("params", "average") for x in state.get(name, TensorDict({})).values(True, True)]
+            assert all([type(x).__name__ == "DTensor" for x in kept if x.ndim])
+            vectors = [x for x in kept if x.ndim]
+            assert sum([x.numel() for x in vectors]) == n * (1 + ("average" in how))
+            assert [x.to_local().numel() for x in vectors] == [part_size(x.numel(), rank, world) for x in vectors]
+    both(rank, cross_entropy, cross_entropy, batch=whole()[:2], shard="params")  # the other ranks have nothing
+    step = train_step(net(), by_tokens, OPTIMIZER, process_group=group(), shard="params", average=ema(0.5), compile=False)
+    single = train_step(net(), by_tokens, OPTIMIZER, average=ema(0.5), compile=False)
+    (state, _), (expected, _) = step(step.init(), part(whole(), rank)), single(single.init(), whole())
+    for averaged in (False, True):
+        found, wanted = [s.eval(averaged=averaged) for s in (step, single)]
+        assert_close(found(state, part(whole(), rank))["loss"], wanted(expected, whole())["loss"])
+    with pytest.raises(StructureError, match="expected parameters in the parts that init makes, got others"):
+        step(state.update({"params": expected["params"]}), part(whole(), rank))
+    with pytest.raises(StructureError, match="expected floating-point parameters for shard='params', got 1 others"):
+        train_step(lambda p, x: p["w"].sum(), adamw(), process_group=group(), shard="params").init(
+            TensorDict({"w": torch.ones(3), "n": torch.tensor(1)})
+        )
+
+
+def bytes_of_parts(rank: int) -> None:
+    """Of n bytes of parameters a step sends n(W-1)/W as gradients and as much as parameters; a rank keeps 1/W."""
+    torch.manual_seed(0)
+    world, sent = dist.get_world_size(), []
+    wide = nn.Sequential(nn.Linear(50, 300), nn.Linear(300, 40))
+    step = train_step(wide, lambda net, x: net(x).square().mean(), adamw(), process_group=group(), shard="params",
+                      compile=False)
+    state, n = step.init(), sum([p.numel() for p in wide.parameters()])
+    kept = sum([(x.to_local() if hasattr(x, "to_local") else x).numel() for x in state.values(True, True)])
+    assert kept <= 3 * n / world * 1.01
+
+    def noted(fn: Any, of: int) -> Any:
+        def run(out: Any, x: Tensor, **how: Any) -> Any:
+            sent.append(x.numel() * of // world if of == 1 else x.numel())
+            return fn(out, x, **how)
+
+        return run
+
+    with (
+        mock.patch.object(shards, "SCATTER", noted(shards.SCATTER, 1)),
+        mock.patch.object(dist, "all_gather", noted(dist.all_gather, world)),
+    ):
+        step(state, torch.randn(6, 50))
+    assert len(sent) == 2
+    assert sum(sent) <= 2 * n / world * 1.01  # to each other rank
 
 
 def part_size(n: int, rank: int, world: int) -> int:
@@ -264,7 +323,9 @@ class Kinds(nn.Module):
 
 def dtypes_of_parts_and_messages(rank: int) -> None:
     """Vectors of each dtype; gradients that travel as bfloat16 are near; other settings are refused."""
-    ways: list[dict[str, Any]] = [{"shard": "optimizer"}, {"shard": "optimizer", "bucket": 1}, {"bucket": 1}]
+    ways: list[dict[str, Any]] = [
+        {"shard": "optimizer"}, {"shard": "optimizer", "bucket": 1}, {"bucket": 1}, {"shard": "params", "bucket": 1},
+    ]  # fmt: skip
     for how in ways:
         torch.manual_seed(0)
         kinds = Kinds()
@@ -274,21 +335,22 @@ def dtypes_of_parts_and_messages(rank: int) -> None:
         for _ in range(3):
             state, expected = step(state, part(whole(), rank))[0], single(expected, whole())[0]
         for path, x in expected["params"].items(True, True):
-            assert_close(state["params", path], x, rtol=1e-5, atol=1e-6)
+            assert_close(params_of(step, state)[path], x, rtol=1e-5, atol=1e-6)
     for dtype in (torch.bfloat16, torch.float64):
-        for shard in (None, "optimizer"):
+        for shard in (None, "optimizer", "params"):
             how = {"shard": shard, "reduce_dtype": dtype, "process_group": group()}
             step = train_step(net(), cross_entropy, sgd(0.1), compile=False, **how)
             single = train_step(net(), cross_entropy, sgd(0.1), compile=False)
             state, expected = step(step.init(), part(whole(), rank))[0], single(single.init(), whole())[0]
             near = 2e-2 if dtype is torch.bfloat16 else 1e-6
+            found = params_of(step, state)
             for path, x in expected["params"].items(True, True):
-                assert_close(state["params", path], x, rtol=near, atol=near / 10)
-                other = state["params", path].clone()
+                assert_close(found[path], x, rtol=near, atol=near / 10)
+                other = found[path].clone()
                 dist.broadcast(other, 0)
-                assert torch.equal(other, state["params", path])
+                assert torch.equal(other, found[path])
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"shard": "params"}, r"expected shard='optimizer' or None, got 'params'"),
+        ({"shard": "all"}, r"expected shard='optimizer', 'params' or None, got 'all'"),
         ({"reduce_dtype": torch.int64}, "expected a floating-point reduce_dtype, got torch.int64"),
         ({"bucket": 0}, "expected bucket of at least 1 byte, got 0"),
         ({"shard": "optimizer", "process_group": None}, "expected process_group= beside shard=, got none"),
@@ -305,15 +367,18 @@ def parts_in_graphs(rank: int) -> None:
     """One graph, with buckets, with and without parts, in memory that is handed on."""
     for how in SHARDED:
         both(rank, by_tokens, by_tokens, bucket=100, compile=True, backend="aot_eager", donate=True, **how)
-    both(rank, cross_entropy, cross_entropy, shard="optimizer", compile=True, backend="aot_eager", accumulate=2)
+    for shard in ("optimizer", "params"):
+        both(rank, cross_entropy, cross_entropy, shard=shard, compile=True, backend="aot_eager", accumulate=2)
     names: Any = ("loss", "rows", "tokens")
-    step = train_step(net(), by_tokens, OPTIMIZER, process_group=group(), shard="optimizer", backend="aot_eager")
     single = train_step(net(), by_tokens, OPTIMIZER, compile=False)
-    evaluate = step.eval(metrics=names)
-    found, wanted = evaluate(step.init(), part(whole(), rank)), single.eval(metrics=names)(single.init(), whole())
-    for name, value in wanted.items():
-        assert_close(found[name], value)
-    assert (evaluate.counts.graphs, evaluate.counts.breaks) == (1, 0)
+    wanted = single.eval(metrics=names)(single.init(), whole())
+    for shard in ("optimizer", "params"):
+        step = train_step(net(), by_tokens, OPTIMIZER, process_group=group(), shard=shard, backend="aot_eager")
+        evaluate = step.eval(metrics=names)
+        found = evaluate(step.init(), part(whole(), rank))
+        for name, value in wanted.items():
+            assert_close(found[name], value)
+        assert (evaluate.counts.graphs, evaluate.counts.breaks) == (1, 0)
 
 
 def buckets_go_while_the_backward_does(rank: int) -> None:
@@ -325,7 +390,9 @@ def buckets_go_while_the_backward_does(rank: int) -> None:
     def loss(net: nn.Module, x: Tensor) -> Tensor:
         return net(x).square().mean()
 
-    ways: list[tuple[dict[str, Any], str]] = [({}, "all_reduce"), ({"shard": "optimizer"}, "reduce_scatter")]
+    ways: list[tuple[dict[str, Any], str]] = [
+        ({}, "all_reduce"), ({"shard": "optimizer"}, "reduce_scatter"), ({"shard": "params"}, "reduce_scatter"),
+    ]  # fmt: skip
     for how, call in ways:
         one = train_step(deep, loss, adamw(), compile=False)
         expected = one(one.init(), x)[0]
@@ -335,12 +402,12 @@ def buckets_go_while_the_backward_does(rank: int) -> None:
             body = code[code.rindex("def call(") :]
             sent = [m.start() for m in re.finditer(rf"c10d_functional\.{call}", body)]
             products = [m.start() for m in re.finditer(r"extern_kernels\.(mm|addmm)|cpp_fused_\w*mm", body)]
-            first_wait = body.index("c10d_functional.wait_tensor")
+            first_wait = body.index("c10d_functional.wait_tensor", sent[0])
             assert (sent[0] < products[-1]) is early, (how, bucket)
             assert first_wait > products[-1], (how, bucket)
             assert len(sent) >= (3 if early else 1)
             for path, p in expected["params"].items(True, True):
-                assert_close(state["params", path], p, rtol=1e-5, atol=1e-6)
+                assert_close(params_of(step, state)[path], p, rtol=1e-5, atol=1e-6)
 
 
 def errors_of_one_rank(rank: int) -> None:

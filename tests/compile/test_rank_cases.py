@@ -8,10 +8,10 @@ import pytest
 from processes import run_processes
 
 SCRIPT = Path(__file__).with_name("rank_processes.py")
-FAST = ["collectives_in_losses", "dtypes_that_travel", "dtypes_of_parts_and_messages"]
+FAST = ["collectives_in_losses", "dtypes_that_travel", "dtypes_of_parts_and_messages", "bytes_of_parts"]
 EAGER = [
     "collectives_in_losses_in_float16", "collectives_in_losses_in_parts", "empty_ranks", "evaluation_of_all",
-    "leaves_spread_over_ranks", "parts_of_the_optimizer", "errors_of_one_rank",
+    "leaves_spread_over_ranks", "parts_of_the_optimizer", "parts_of_the_parameters", "errors_of_one_rank",
 ]  # fmt: skip
 GRAPHS = ["collectives_in_graphs", "parts_in_graphs", "buckets_go_while_the_backward_does"]
 

@@ -101,6 +101,11 @@ def train_in_buckets(path: str) -> None:
     train(path, shard="optimizer", bucket=64)
 
 
+def train_in_parts(path: str) -> None:
+    """The same where a step keeps parameters in parts, too."""
+    train(path, shard="params", bucket=64)
+
+
 def train(path: str, **how: Any) -> None:
     """Two steps from the last checkpoint, whatever wrote it; the state is that of one process from the start."""
     rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
@@ -123,12 +128,12 @@ def train(path: str, **how: Any) -> None:
     assert means.keys() == (("float32", "float32_1") if how else ("float32",))
     dcp_save(state, Path(path).parent / f"step-{n:02}")
     again = step.load_state_dict(step.init(seed=2), tdc.interop.to_state_dict(state))
-    for key, x in state["optimizer"].items(True, True):
-        assert torch.equal(*[y.to_local() if isinstance(y, DTensor) else y for y in (x, again["optimizer", key])])
+    for key, x in state.items(True, True):
+        assert torch.equal(*[y.to_local() if isinstance(y, DTensor) else y for y in (x, again[key])])
     alone = train_step(net, loss, adamw(0.05), compile=False)
     expected = taken(n, alone, alone.init(seed=1))
-    for key, x in expected["params"].items(True, True):
-        torch.testing.assert_close(state["params", key], x, rtol=1e-5, atol=1e-6)
+    for p, x in zip(step.load_into(net, state).parameters(), expected["params"].values(True, True), strict=True):
+        torch.testing.assert_close(p.detach(), x, rtol=1e-5, atol=1e-6)
     ours = torch.cat([x.reshape(-1) for x in expected["optimizer", "mean"]._leaves.values()])
     torch.testing.assert_close(
         torch.cat([x.full_tensor() for x in means._leaves.values()]), ours, rtol=1e-5, atol=1e-6
@@ -145,6 +150,6 @@ if __name__ == "__main__":
     else:
         {
             "load": load, "differ": differ, "values_differ": values_differ, "train": train,
-            "train_in_buckets": train_in_buckets,
+            "train_in_buckets": train_in_buckets, "train_in_parts": train_in_parts,
         }[word](path)  # fmt: skip
     leave()

@@ -181,7 +181,7 @@ def test_leaves_that_differ_are_named_by_all(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["train", "train_in_buckets"])
+@pytest.mark.parametrize("word", ["train", "train_in_buckets", "train_in_parts"])
 def test_training_goes_on_with_any_number_of_processes(word: str, tmp_path: Path):
     for world in (2, 1, 4, 3):
         run(world, word, tmp_path)
