@@ -24,7 +24,7 @@ from tdc.compile._torch.tracing import at_trace_time, keep_under_way
 from tdc.compile.gradients import with_leaves
 from tdc.compile.loss import not_zero
 from tdc.compile.micro_batches import Gradients, weighted
-from tdc.compile.shards import Shards, is_inexact, packs
+from tdc.compile.shards import Shards, cut, is_inexact, joined, packs
 from tdc.core.dtensor import group_from
 from tdc.core.dtypes import sum_dtype
 from tdc.core.dynamo import under_transform
@@ -151,7 +151,7 @@ def sum_of_ranks(tensors: list[Tensor], dtypes: list[torch.dtype], group: Any, m
             under_way.append((at, own, started(joined(own), group)))
     found = list(tensors)
     for at, own, flat in under_way:  # all are sent before the first is waited for
-        for i, x in zip(at, cut_as(finished(flat), own), strict=True):
+        for i, x in zip(at, cut(finished(flat), own), strict=True):
             found[i] = as_given(x, tensors[i])
     return found
 
@@ -180,18 +180,7 @@ def summed(counts: Mapping[Any, Tensor], group: Any) -> dict[Any, Tensor]:
 
 def all_summed(tensors: list[Tensor], group: Any) -> list[Tensor]:
     """The sums over all ranks of tensors of one dtype, by one exchange."""
-    return cut_as(finished(started(joined(tensors), group)), tensors)
-
-
-def joined(tensors: list[Tensor]) -> Tensor:
-    """Tensors in one."""
-    return torch.cat([x.reshape(-1) for x in tensors])
-
-
-def cut_as(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """The inverse of `joined`."""
-    sizes = [x.numel() for x in tensors]
-    return [part.reshape(x.shape) for part, x in zip(flat.split(sizes), tensors, strict=True)]
+    return cut(finished(started(joined(tensors), group)), tensors)
 
 
 def parts_of(x: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ class Form(NamedTuple):
 class Shards:
     """Update of an optimiser in parts: gradients are reduced to the parts, and parameters gathered from them.
 
-    `optimizer` takes parts, and its norms are those of all ranks. `most`: bytes of a vector; None for one of each dtype.
-    `keeps_params`: the state has parameters in parts, too, and `init` remembers their form.
+    `optimizer` takes parts, and its norms are those of all ranks. `most`: bytes of a vector; one for each dtype with
+    None. `keeps_params`: the state has parameters in parts, too, and `init` remembers their form.
     """
 
     optimizer: Any
@@ -176,6 +176,19 @@ def size_of(length: int, rank: int, count: int) -> int:
     return max(0, min(size, length - rank * size))
 
 
+def joined(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """Tensors of one dtype in a vector, `out` if given."""
+    flats = [x if x.ndim == 1 else x.reshape(-1) for x in tensors]
+    return torch.cat(flats) if out is None else torch.cat(flats, out=out)
+
+
+def cut(whole: Tensor, like: Sequence[Tensor | torch.Size]) -> list[Tensor]:
+    """The inverse of `joined`, for tensors or shapes: views of a vector."""
+    shapes = [x.shape if isinstance(x, Tensor) else x for x in like]
+    pieces = whole.split([shape.numel() for shape in shapes])
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
 def part_of(tensors: list[Tensor], rank: int, count: int) -> Tensor:
     """The part of a rank in concatenated tensors."""
     size = -(-sum([x.numel() for x in tensors]) // count)
@@ -193,7 +206,7 @@ def scattered(tensors: list[Tensor], dtype: torch.dtype | None, group: Any) -> T
     rank, count = dist.get_rank(group), dist.get_world_size(group)
     length = sum([x.numel() for x in tensors])
     size = -(-length // count)
-    flat = torch.cat([*[x.reshape(-1) for x in tensors], tensors[0].new_zeros(size * count - length)])
+    flat = joined([*tensors, tensors[0].new_zeros(size * count - length)])
     whole = torch.view_as_real(flat) if flat.is_complex() else flat
     whole = whole if dtype is None else whole.to(dtype)
     out = whole.new_empty((size, *whole.shape[1:]))
@@ -212,5 +225,4 @@ def from_all(part: Tensor, shapes: Sequence[torch.Size], group: Any) -> list[Ten
     found = [torch.empty_like(mine) for _ in range(count)]
     dist.all_gather(found, mine, group=group)
     whole = torch.cat(found)[:length]
-    pieces = (torch.view_as_complex(whole) if part.is_complex() else whole).split([shape.numel() for shape in shapes])
-    return [piece.reshape(shape).clone() for piece, shape in zip(pieces, shapes, strict=True)]
+    return [x.clone() for x in cut(torch.view_as_complex(whole) if part.is_complex() else whole, shapes)]

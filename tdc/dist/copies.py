@@ -37,7 +37,7 @@ from tdc.dist.transport import (
     sending,
     taking_part,
 )
-from tdc.dist.wire import empty_buffer, joined, packed, stacked_views, views
+from tdc.dist.wire import empty_buffer, over_ranks, packed, stacked_views, views
 from tdc.io.load import names_of
 from tdc.tensordict.tensordict import TensorDict
 
@@ -101,7 +101,9 @@ def agree_on_source(op: str, td: Any, src: int, group: Any, classes: Iterable[ty
             x, recorded = described(op, td, ties=True), records(td)
             flags = RECORDS * recorded | NEW * (mine and ranks.is_new("all", x.form))
             head = header_of(text, x, flags=flags, content=contents(x) if recorded else b"")
-    heads = Handshake(op, ranks, head).headers()
+    shake = Handshake(op, ranks, head)
+    own = packed(x, ranks.device) if mine and x is not None else None  # while the handshake is under way
+    heads = shake.headers()
     there = [h for h in heads if h.digest]
     if len({h.digest for h in there}) > 1:  # all tell, a rank without a td the form of an empty one
         agreed(op, ranks, heads, described(op, TensorDict()).form if x is None else x.form)
@@ -110,7 +112,7 @@ def agree_on_source(op: str, td: Any, src: int, group: Any, classes: Iterable[ty
         return None
     form = receive_form(op, ranks, heads[src], src, None if x is None else x.form)
     sizes = heads[src].sizes
-    buffer = packed(x, ranks.device) if mine and x is not None else empty_buffer(form, sizes, ranks.device)
+    buffer = empty_buffer(form, sizes, ranks.device) if own is None else own
     with sending(op, ranks):
         comm.broadcast(buffer, group=ranks.group, group_src=src)
     like = None if x is None else x.td
@@ -248,11 +250,11 @@ def gather(td: Any, dst: int = 0, *, dim: int | None = 0, group: Any = None) -> 
     text = f"{op} dst={dst} dim={dim}"
     with taking_part(text, ranks):
         check_rank(op, "dst", dst, ranks)
-    x, heads = agree_to_join(op, text, ranks, td, dim)
+    x, own, heads = agree_to_join(op, text, ranks, td, dim)
     if ranks.rank != dst:
-        exchange(op, ranks, [packed(x, ranks.device) if i == dst else None for i in range(ranks.world)], [])
+        exchange(op, ranks, [own if i == dst else None for i in range(ranks.world)], [])
         return None
-    buffers = buffers_of(x, heads, ranks)
+    buffers = buffers_of(x, own, heads, ranks)
     exchange(op, ranks, [], buffers)
     return joined_structures(op, x, heads, buffers, dim)
 
@@ -314,41 +316,41 @@ def agree_on_all(op: str, td: Any, dim: int | None, group: Any, even: bool) -> t
     if in_transform():
         return None
     ranks = ranks_of(op, group)
-    x, heads = agree_to_join(op, f"{op} dim={dim}{' recorded' * records(td)}", ranks, td, dim, even)
-    rows = [1 if dim is None else h.sizes[: x.form.ndim][dim] for h in heads]
-    if records(td):
+    recorded = records(td)
+    x, own, heads = agree_to_join(op, f"{op} dim={dim}{' recorded' * recorded}", ranks, td, dim, even)
+    if recorded:
         return None
-    buffers = buffers_of(x, heads, ranks)
-    exchange(op, ranks, [buffers[ranks.rank]] * ranks.world, buffers)
+    rows = [1 if dim is None else h.sizes[: x.form.ndim][dim] for h in heads]
+    buffers = buffers_of(x, own, heads, ranks)
+    exchange(op, ranks, [own] * ranks.world, buffers)
     return joined_structures(op, x, heads, buffers, dim), torch.tensor(rows)
 
 
 def agree_to_join(
     op: str, text: str, ranks: Ranks, td: Any, dim: int | None, even: bool = False
-) -> tuple[Described, list[Header]]:
-    """The handshake of what joins structures along a batch dim."""
+) -> tuple[Described, Tensor, list[Header]]:
+    """The handshake of what joins structures along a batch dim, and the own buffer, packed while it is under way."""
     with taking_part(text, ranks):
         x = described(op, td)
         k = x.form.ndim
         if dim is not None and (type(dim) is not int or not -k <= dim < k):
             got, hint = f"dim={dim}" if type(dim) is int else describe(dim), "dim=None stacks"
             raise ShapeError(message(op, f"one of {k} batch dims", got, hint=hint))
-    heads = Handshake(op, ranks, header_of(text, x)).headers()
+    shake = Handshake(op, ranks, header_of(text, x))
+    own = packed(x, ranks.device)
+    heads = shake.headers()
     agreed(op, ranks, heads, x.form)
     at = None if dim is None or even else dim % k
     others = {tuple([n for i, n in enumerate(h.sizes[:k]) if i != at]) for h in heads}
     if len(others) > 1:
         said = {f"rank {i}": f"batch size {list(h.sizes[:k])}" for i, h in enumerate(heads)}
         raise StructureError(message(op, f"batch sizes that differ in dim {dim} alone", "others", said))
-    return x, heads
+    return x, own, heads
 
 
-def buffers_of(x: Described, heads: Sequence[Header], ranks: Ranks) -> list[Tensor]:
+def buffers_of(x: Described, own: Tensor, heads: Sequence[Header], ranks: Ranks) -> list[Tensor]:
     """The own buffer at the place of this rank, and empty ones for those of others."""
-    return [
-        packed(x, ranks.device) if i == ranks.rank else empty_buffer(x.form, h.sizes, ranks.device)
-        for i, h in enumerate(heads)
-    ]
+    return [own if i == ranks.rank else empty_buffer(x.form, h.sizes, ranks.device) for i, h in enumerate(heads)]
 
 
 def joined_structures(op: str, x: Described, heads: Sequence[Header], buffers: list[Tensor], dim: int | None) -> Any:
@@ -364,7 +366,7 @@ def joined_structures(op: str, x: Described, heads: Sequence[Header], buffers: l
         return torch.stack(parts) if dim is None else torch.cat(parts, dim)
     at = None if dim is None else dim % form.ndim
     runs = zip(*[stacked_views(b, form.runs, own) for b, own in zip(buffers, shapes, strict=True)], strict=True)
-    tensors = [t for run in runs for t in joined(run, at)]
+    tensors = [t for run in runs for t in over_ranks(run, at)]
     sizes = [*heads[0].sizes]
     if at is None:
         sizes.insert(0, len(heads))

@@ -85,6 +85,7 @@ class Form:
     bare: bool
     digest: bytes = field(default=b"", init=False)
     runs: tuple[Run, ...] = field(default=(), init=False)
+    groups: dict[torch.dtype, int] = field(default_factory=dict, init=False)  # tensors of each dtype, in order
     paths: list[Any] = field(default_factory=list, init=False)  # of the tensors, where each is a leaf
     keys: list[Any] = field(default_factory=list, init=False)  # of the leaves, in their order
     known: dict[Sizes, Layout] = field(default_factory=dict, init=False)
@@ -97,6 +98,8 @@ class Form:
         if self.is_plain and len(leaves) == len(self.templates):
             self.paths.extend([path_of(keys) for keys, _ in self.templates])
         object.__setattr__(self, "runs", tuple([Run(*k, len([*x])) for k, x in groupby(self.templates.values())]))
+        for run in self.runs:
+            self.groups[run.dtype] = self.groups.get(run.dtype, 0) + run.times
 
     @property
     def is_plain(self) -> bool:
@@ -108,11 +111,6 @@ class Form:
         own = [value for found in self.data.values() for name, value in found.items() if name in BOUNDS]
         slots = {x.slot for value in own for x in (value if type(value) is not Size else (value,))}
         return tuple([n for i, n in enumerate(sizes) if i not in slots])
-
-    @property
-    def groups(self) -> list[torch.dtype]:
-        """The dtypes of the tensors, in the order of the message."""
-        return [*dict.fromkeys([dtype for dtype, _ in self.templates.values()])]
 
     def layout(self, sizes: Sizes) -> Layout:
         """Where the tensors of some sizes are in a message."""

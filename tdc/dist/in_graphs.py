@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.collectives import exchanged, whole
+from tdc.compile.shards import cut, joined
 from tdc.core.dynamo import trace_as, under_transform
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.dist.form import BARE, as_td
@@ -70,10 +71,9 @@ def on_flats(tensors: Sequence[Tensor], run: Callable[[Tensor], Tensor]) -> list
     """Tensors after a function of all numbers of one dtype, `(n,) -> (n,)`."""
     out = [*tensors]
     for group in by_dtype(tensors):
-        sizes = [tensors[i].numel() for i in group]
-        flat = run(torch.cat([tensors[i].reshape(-1) for i in group]))
-        for i, part in zip(group, flat.split(sizes), strict=True):
-            out[i] = kept(tensors[i], part.reshape(tensors[i].shape))
+        own = [tensors[i] for i in group]
+        for i, part in zip(group, cut(run(joined(own)), own), strict=True):
+            out[i] = kept(tensors[i], part)
     return out
 
 

@@ -142,13 +142,7 @@ def recv(src: int, *, group: Any = None, tag: int = 0, classes: Iterable[type] =
     Source:
         `torch.distributed.recv`.
     """
-    op = "dist.recv"
-    ranks, known = ranks_of(op, group), names_of(classes, op)
-    check_peer(op, "src", src, ranks)
-    before = ranks.pending.get((src, tag))
-    if before is not None:
-        before.join()
-    return receive(op, ranks, src, tag, known)
+    return opened("dist.recv", src, group, tag, classes)[1]()
 
 
 def irecv(src: int, *, group: Any = None, tag: int = 0, classes: Iterable[type] = ()) -> Pending:
@@ -173,16 +167,12 @@ def irecv(src: int, *, group: Any = None, tag: int = 0, classes: Iterable[type] 
         `torch.distributed.irecv`.
     """
     op = "dist.irecv"
-    ranks, known = ranks_of(op, group), names_of(classes, op)
-    check_peer(op, "src", src, ranks)
-    before = ranks.pending.get((src, tag))
+    ranks, receive_next = opened(op, src, group, tag, classes)
     found: list[Any] = []
 
     def run() -> None:
-        if before is not None:
-            before.join()
         try:
-            found.append(receive(op, ranks, src, tag, known))
+            found.append(receive_next())
         except BaseException as error:
             found.append(error)
 
@@ -207,16 +197,22 @@ def begin_send(op: str, td: Any, dst: int, group: Any, tag: int) -> Pending:
     x = described(op, td, ties=True)
     new = ranks.is_new(("to", dst, tag), x.form)
     header = header_of("send", x, flags=NEW if new else 0)
-    tensors = [from_bytes(header.packed(), ranks)]
+    tensors: list[Tensor] = []
+    works: list[Any] = []
+
+    def begin(t: Tensor) -> None:
+        if t.numel():
+            tensors.append(t)
+            with sending(op, ranks, dst):
+                works.append(comm.isend(t, group=ranks.group, group_dst=dst, tag=tag))
+
+    begin(from_bytes(header.packed(), ranks))
     if new:
-        tensors.append(from_bytes(x.form.schema, ranks))
-    if len(x.sizes) > len(header.inline):
-        tensors.append(torch.tensor(x.sizes, device=ranks.device))
-    tensors.append(packed(x, ranks.device))
-    if new:
+        begin(from_bytes(x.form.schema, ranks))
         ranks.remember(("to", dst, tag), x.form)
-    with sending(op, ranks, dst):
-        works = [comm.isend(t, group=ranks.group, group_dst=dst, tag=tag) for t in tensors if t.numel()]
+    if len(x.sizes) > len(header.inline):
+        begin(torch.tensor(x.sizes, device=ranks.device))
+    begin(packed(x, ranks.device))  # while the header is under way
 
     def finish(timeout: float | None) -> None:
         with sending(op, ranks, dst):
@@ -226,6 +222,20 @@ def begin_send(op: str, td: Any, dst: int, group: Any, tag: int) -> Pending:
         tensors.clear()
 
     return Pending(finish)
+
+
+def opened(op: str, src: int, group: Any, tag: int, classes: Any) -> tuple[Ranks, Callable[[], Any]]:
+    """The group, and a function that receives from a rank, behind receives that were begun before."""
+    ranks, known = ranks_of(op, group), names_of(classes, op)
+    check_peer(op, "src", src, ranks)
+    before = ranks.pending.get((src, tag))
+
+    def run() -> Any:
+        if before is not None:
+            before.join()
+        return receive(op, ranks, src, tag, known)
+
+    return ranks, run
 
 
 def receive(op: str, ranks: Ranks, src: int, tag: int, classes: Any) -> Any:
@@ -246,8 +256,10 @@ def receive(op: str, ranks: Ranks, src: int, tag: int, classes: Any) -> Any:
     sizes = head.sizes
     if count > len(sizes):
         sizes = tuple(get(torch.empty(count, dtype=torch.int64, device=ranks.device)).tolist())
-    buffer = get(empty_buffer(form, sizes, ranks.device))
-    return built(op, form, sizes, views(buffer, form.runs, form.layout(sizes).shapes), classes)
+    buffer = empty_buffer(form, sizes, ranks.device)
+    tensors = views(buffer, form.runs, form.layout(sizes).shapes)  # before the data is there
+    get(buffer)
+    return built(op, form, sizes, tensors, classes)
 
 
 def check_peer(op: str, name: str, rank: int, ranks: Ranks) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tdc.compile.shards import joined
 from tdc.core.arguments import expect_number
 from tdc.core.dynamo import skipped_in_graphs
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
@@ -32,7 +33,7 @@ from tdc.dist.transport import (
     sending,
     taking_part,
 )
-from tdc.dist.wire import by_dtype, flattened, views
+from tdc.dist.wire import by_dtype, views
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.two_level import TwoLevelTensor
@@ -171,6 +172,7 @@ def agree_and_reduce(
             agreed(name, ranks, shake.headers(), x.form, sizes=True)
         return None
     flats = flat(x, factor)
+    out = unflattened(name, x, flats)  # which the reduction writes to; both while the handshake is under way
     total = float(ranks.world)
     if shake is not None:
         heads = shake.headers()
@@ -181,12 +183,10 @@ def agree_and_reduce(
         run_all(name, ranks, [own], "SUM", None)
         total = float(own)
     run_all(name, ranks, [*flats.values()], OPS[op], dst)
-    if dst not in (None, ranks.rank):
-        return (None,)
     if op == "mean":
         for whole_flat in flats.values():
             whole_flat.div_(total)
-    return (unflattened(name, x, flats),)
+    return (out if dst in (None, ranks.rank) else None,)
 
 
 def run_all(name: str, ranks: Ranks, tensors: Sequence[Tensor], op: str, dst: int | None) -> None:
@@ -251,7 +251,7 @@ def number_of(name: str, weight: Any, x: Described) -> float:
 def flat(x: Described, weight: float) -> dict[torch.dtype, Tensor]:
     """The numbers of each dtype in one new tensor, times a weight."""
     with torch.no_grad():
-        found = {dtype: torch.cat(flattened(own)) for dtype, own in numbers_of(x) if own}
+        found = {dtype: joined(own) for dtype, own in numbers_of(x) if own}
         for dtype, whole in found.items() if weight != 1.0 else ():
             whole.mul_(int(weight) if sort_of(dtype) == "whole" else weight)
     return found

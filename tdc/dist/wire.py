@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile.shards import joined
 from tdc.core.one_storage import Empty, strides
 from tdc.dist.form import Described, Form, Run, Sizes
 
@@ -28,10 +29,7 @@ WIDE = {  # dtypes that torch.cat takes; others go as bytes
 def by_dtype(form: Form, tensors: Sequence[Tensor]) -> Iterator[tuple[torch.dtype, Sequence[Tensor]]]:
     """The tensors of each dtype, in the order of the message."""
     first = 0
-    counts = dict.fromkeys(form.groups, 0)
-    for run in form.runs:
-        counts[run.dtype] += run.times
-    for dtype, n in counts.items():
+    for dtype, n in form.groups.items():
         yield dtype, tensors[first : first + n]
         first += n
 
@@ -45,15 +43,10 @@ def packed(x: Described, device: torch.device) -> Tensor:
         for dtype, tensors in by_dtype(x.form, x.tensors):
             begin, end = end, end + sum([t.numel() for t in tensors]) * dtype.itemsize
             if dtype in WIDE:
-                untyped.cat(flattened(tensors), out=buffer[begin:end].view(dtype))
+                joined(tensors, buffer[begin:end].view(dtype))
             else:
                 untyped.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors], out=buffer[begin:end])
     return buffer.to(device)
-
-
-def flattened(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors with one dim."""
-    return [t if t.ndim == 1 else t.reshape(-1) for t in tensors]
 
 
 def empty_buffer(form: Form, sizes: Sizes, device: torch.device) -> Tensor:
@@ -104,7 +97,7 @@ def apart(whole: Tensor) -> list[Tensor]:
     return [whole.view(shape)] if count == 1 else [*whole.unbind()]
 
 
-def joined(parts: Sequence[Tensor], dim: int | None) -> list[Tensor]:
+def over_ranks(parts: Sequence[Tensor], dim: int | None) -> list[Tensor]:
     """Tensors of a run, joined over the ranks along `dim`, or stacked in front."""
     if dim is None:
         return apart(torch.stack([*parts], 1))

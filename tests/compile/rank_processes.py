@@ -262,8 +262,9 @@ def parts_of_the_parameters(rank: int) -> None:
             assert sum([x.numel() for x in vectors]) == n * (1 + ("average" in how))
             assert [x.to_local().numel() for x in vectors] == [part_size(x.numel(), rank, world) for x in vectors]
     both(rank, cross_entropy, cross_entropy, batch=whole()[:2], shard="params")  # the other ranks have nothing
-    step = train_step(net(), by_tokens, OPTIMIZER, process_group=group(), shard="params", average=ema(0.5), compile=False)
-    single = train_step(net(), by_tokens, OPTIMIZER, average=ema(0.5), compile=False)
+    how: Any = {"average": ema(0.5), "compile": False}
+    step = train_step(net(), by_tokens, OPTIMIZER, process_group=group(), shard="params", **how)
+    single = train_step(net(), by_tokens, OPTIMIZER, **how)
     (state, _), (expected, _) = step(step.init(), part(whole(), rank)), single(single.init(), whole())
     for averaged in (False, True):
         found, wanted = [s.eval(averaged=averaged) for s in (step, single)]
