@@ -1,7 +1,7 @@
 """Training with several processes: ragged batches, an optimiser in parts, checkpoints, exact evaluation.
 
     torchrun --nproc-per-node 2 examples/dist/train.py --folder run
-    torchrun --nproc-per-node 2 examples/dist/train.py --folder run --shard optimizer
+    torchrun --nproc-per-node 2 examples/dist/train.py --folder run --shard params
     torchrun --nproc-per-node 3 examples/dist/train.py --folder run --steps 80      goes on from the last checkpoint
 
 The task: which of four numbers is the most frequent in a row of 1 to 60. Each step is that of one process with the
@@ -94,8 +94,8 @@ def train(args: argparse.Namespace) -> None:
         rows += int(metrics["rows"])
         right += float(metrics["accuracy"] * metrics["rows"])
     if rank == 0:
-        moments = sum([x.to_local().numel() for x in state["optimizer"]._leaves.values() if hasattr(x, "to_local")])
-        print(f"{rows} rows, accuracy {right / rows:.3f}, numbers of the optimizer in parts: {moments}", flush=True)
+        own = sum([x.to_local().numel() for x in state.values(True, True) if hasattr(x, "to_local")])
+        print(f"{rows} rows, accuracy {right / rows:.3f}, numbers of the state in parts: {own}", flush=True)
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where checkpoints go")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
-    parser.add_argument("--shard", choices=["optimizer"], help="what each process keeps a part of")
+    parser.add_argument("--shard", choices=["optimizer", "params"], help="what each process keeps a part of")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     args = parser.parse_args()
     dist.init_process_group("gloo")

@@ -76,6 +76,4 @@ def lost(op: str, group: Any, error: Exception, others: dict[int, str]) -> DistE
     rank = dist.get_rank(group)
     said = {f"rank {i}": text for i, text in others.items()} or {f"rank {rank}": first_line(error)[:200]}
     got = "an error of another" if others else "an exchange that failed"
-    found = DistError(message(op, "all ranks to take part", got, said, HINT))
-    found.rank, found.op = next(iter(others), rank), op
-    return found
+    return DistError(message(op, "all ranks to take part", got, said, HINT), next(iter(others), rank), op)

@@ -47,8 +47,7 @@ def check_group(group: Any, net: Any) -> Any:
     cure = "leave fully_shard out: train_step(net, loss, sharded(adamw(1e-3), group), process_group=group)"
     cure = cure if "FSDPModule" in wrapped.values() else "train_step(net, loss, optimizer, process_group=group)"
     refuse_wrong(UnsupportedError, OP, "a module without wrappers", wrapped, "of them", cure)
-    hint = "torch.distributed.init_process_group(...), then process_group=torch.distributed.group.WORLD"
-    return None if group is None else group_from(OP, group, hint=hint)
+    return None if group is None else group_from(OP, group)
 
 
 def group_of(optimizer: Any) -> Any:

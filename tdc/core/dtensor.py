@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tdc.core.dynamo import has_loaded
-from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 
 X = TypeVar("X")
 untyped: Any = torch
@@ -76,19 +76,25 @@ def vector_of(local: Tensor, length: int, group: Any) -> Any:
     return made.DTensor.from_local(local, mesh, [made.Shard(0)], run_check=False, shape=shape, stride=(1,))
 
 
-def group_from(op: str, given: Any, *, hint: str) -> Any:
+def group_from(op: str, given: Any) -> Any:
     """A process group, also of a DeviceMesh with one dim.
 
     Raises:
         DtypeError: neither.
         ShapeError: a mesh of several dims.
+        StructureError: this process is not in the group.
     """
+    mesh: Any = given
     if type(given).__name__ == "DeviceMesh" and hasattr(given, "get_group"):
-        if given.ndim != 1:
-            names = given.mesh_dim_names or ("dp",)
+        if mesh.ndim != 1:
+            names = mesh.mesh_dim_names or ("dp",)
             cure = f"mesh[{names[0]!r}], one of its dims"
-            raise ShapeError(message(op, "a mesh of one dim", f"one of {given.ndim}", hint=cure))
-        return given.get_group()
+            raise ShapeError(message(op, "a mesh of one dim", f"one of {mesh.ndim}", hint=cure))
+        return mesh.get_group()
     if not (dist.is_available() and isinstance(given, dist.ProcessGroup)):
-        raise DtypeError(message(op, "a process group", describe(given), hint=hint))
+        got = "none" if given is None else describe(given)
+        hint = "torch.distributed.init_process_group(...) first, then torch.distributed.group.WORLD or a DeviceMesh"
+        raise DtypeError(message(op, "a process group or a DeviceMesh of one dim", got, hint=hint))
+    if dist.get_rank(given) < 0:
+        raise StructureError(message(op, "a group that this process is in", "another", hint="call it on its ranks"))
     return given

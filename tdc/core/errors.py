@@ -83,8 +83,9 @@ class DistError(TdcError, RuntimeError):
         op: name of the call.
     """
 
-    rank = -1
-    op = ""
+    def __init__(self, text: str = "", rank: int = -1, op: str = "") -> None:
+        super().__init__(text)
+        self.rank, self.op = rank, op
 
 
 class ImmutableError(TdcError, TypeError):

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tdc.core.dtensor import group_from
 from tdc.core.errors import DistError, DtypeError, StructureError, TdcError, describe, first_line, message
 from tdc.dist.differences import differences
 from tdc.dist.form import Described, Form, Sizes, kept, read_form
@@ -67,24 +68,10 @@ RANKS: Any = WeakKeyDictionary()
 
 
 def as_group(op: str, group: Any) -> Any:
-    """The process group that is meant: that of a mesh, the default group for None.
-
-    Raises:
-        DtypeError: neither a group nor a mesh of one dim, or no default group yet.
-        StructureError: this process is not in the group.
-    """
-    hint = "torch.distributed.init_process_group(...) first; then leave group out, or give a group or a DeviceMesh"
+    """The process group that is meant, by default that of all; errors are those of `group_from`."""
     if group is None and dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
-    mesh: Any = group
-    if dist.is_available() and isinstance(mesh, comm.DeviceMesh) and mesh.ndim == 1:
-        return mesh.get_group()
-    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-        got = "none" if group is None else describe(group)
-        raise DtypeError(message(op, "a process group or a DeviceMesh of one dim", got, hint=hint))
-    if dist.get_rank(group) < 0:
-        raise StructureError(message(op, "a group that this process is in", "another", hint="call it on its ranks"))
-    return group
+    return group_from(op, group)
 
 
 def ranks_of(op: str, group: Any) -> Ranks:
@@ -127,9 +114,7 @@ def lost(op: str, ranks: Ranks, peer: int | None, why: str) -> DistError:
     words = re.sub(r"^\[[^]]*\] ", "", why).partition(". This is")[0]  # of gloo, without its place in C++
     got = f"none on rank {ranks.rank} of {ranks.world}: {words[:200]}"
     hint = "a rank is gone or came too late; the group is dead: start again, as torchrun --max-restarts=3 does"
-    error = DistError(message(op, expected, got, hint=hint))
-    error.rank, error.op = ranks.rank if peer is None else peer, op
-    return error
+    return DistError(message(op, expected, got, hint=hint), ranks.rank if peer is None else peer, op)
 
 
 def exchange(op: str, ranks: Ranks, send: Sequence[Tensor | None], receive: Sequence[Tensor | None]) -> None:

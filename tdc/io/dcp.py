@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tdc.compile.rank_errors import is_lost, lost
 from tdc.core.arguments import expect
 from tdc.core.dtensor import group_from, is_dtensor
 from tdc.core.dynamo import has_loaded
@@ -45,7 +46,6 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 WRITE, READ = "io.dcp_save", "io.dcp_load"
 INDEX = ".metadata"
 HINT = "save it again with tdc.io.dcp_save"
-GROUP = "group=torch.distributed.group.WORLD, or leave it out"
 FAULTS = (UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 untyped: Any = torch
 
@@ -67,6 +67,7 @@ def dcp_save(td: TensorDict, path: PathLike, *, overwrite: bool = False, group: 
             DTensors; raised in all of them.
         FormatError: a checkpoint or a store is at the path; two key paths that join to one name.
         OSError: the system refuses.
+        DistError: a process is gone or came too late.
 
     Compile:
         Eager only.
@@ -88,17 +89,18 @@ def dcp_save(td: TensorDict, path: PathLike, *, overwrite: bool = False, group: 
     if not overwrite and any([os.path.exists(os.path.join(text, name)) for name in (INDEX, MANIFEST)]):
         hint = "overwrite=True, or choose another path, one for each step"
         raise FormatError(message(WRITE, "a path where nothing is", f"a checkpoint or a store at {text!r}", hint=hint))
-    group = None if group is None else group_from(WRITE, group, hint=GROUP)
+    group = None if group is None else group_from(WRITE, group)
     plain, shards = without_shards(td)
     table, tensors = described(WRITE, plain, content=False)
     names = names_in(WRITE, table)
     data = dump(WRITE, table)
-    check_same(data, {names[at]: x for at, x in tensors.items() if not is_meta(x)}, group)
+    with exchanging(WRITE, group):
+        check_same(data, {names[at]: x for at, x in tensors.items() if not is_meta(x)}, group)
     state: dict[str, Tensor] = {names[at]: x for at, x in with_shards(tensors, plain, shards).items()}
     state[METADATA] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     writer = checkpoint().FileSystemWriter(text, overwrite=overwrite)
     try:
-        with quiet():
+        with quiet(), exchanging(WRITE, group):
             checkpoint().save(state, storage_writer=writer, process_group=group)
     except checkpoint().CheckpointException as error:
         raise failure(error) from None
@@ -145,7 +147,7 @@ def dcp_load(
     """
     text, wanted, known = path_text(READ, path), wanted_keys(keys, READ), names_of(classes, READ)
     expect(READ, trusted, bool, of=" for trusted")
-    group = None if group is None else group_from(READ, group, hint=GROUP)
+    group = None if group is None else group_from(READ, group)
     if like is not None:
         check_like(like)
     if not trusted:
@@ -179,6 +181,17 @@ def quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         warnings.filterwarnings("ignore", "Detected an existing checkpoint", UserWarning)
         yield
+
+
+@contextmanager
+def exchanging(op: str, group: Any) -> Iterator[None]:
+    """Raise a DistError if a process is gone or comes too late."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_lost(error):
+            raise lost(op, dist.group.WORLD if group is None else group, error, {}) from error
+        raise
 
 
 def failure(error: Any) -> Exception:
@@ -328,7 +341,7 @@ def read_into(state: dict[str, Tensor], path: str, group: Any) -> None:
         return
     reader = checkpoint().FileSystemReader(path)
     try:
-        with quiet():
+        with quiet(), exchanging(READ, group):
             checkpoint().load(state, storage_reader=reader, process_group=group)
     except checkpoint().CheckpointException as error:
         found = failure(error)

@@ -75,8 +75,7 @@ def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
         hint = "put it outside: chain(clip_by_global_norm(1.0), sharded(adamw(1e-3), group))"
         got = "one that looks at norms, shapes or keys, or is sharded already"
         raise StructureError(message(OP, "an optimizer that treats each number by itself", got, hint=hint))
-    hint = "torch.distributed.init_process_group(...), then torch.distributed.group.WORLD"
-    group = group_from(OP, process_group, hint=hint)
+    group = group_from(OP, process_group)
     parts = InParts(Shards(optimizer, group, None))
     return around(optimizer, parts.init, parts.update, process_group=group)
 

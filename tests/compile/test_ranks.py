@@ -70,7 +70,7 @@ def test_what_a_group_cannot_have_is_refused(group: Any) -> None:
         step.vmap()(members, torch.randn(5, 3))
     with pytest.raises(UnsupportedError, match=r"at the net: DistributedDataParallel\nhint: .*process_group="):
         train_step(nn.parallel.DistributedDataParallel(net), loss, sgd(0.1))
-    with pytest.raises(DtypeError, match="expected a process group, got str"):
+    with pytest.raises(DtypeError, match="expected a process group or a DeviceMesh of one dim, got str"):
         train_step(net, loss, sgd(0.1), process_group="gloo")
 
 

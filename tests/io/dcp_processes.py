@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,12 @@ import torch
 import torch.distributed as dist
 from processes import leave
 from stores import same
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import tdc
-from tdc import StructureError, TensorDict
+from tdc import DistError, FormatError, StructureError, TensorDict
 from tdc.compile import train_step
 from tdc.io import dcp_load, dcp_save
 from tdc.optim import adamw, sharded
@@ -87,6 +90,20 @@ def values_differ(path: str) -> None:
     assert same(dcp_load(path, trusted=True, group=same_by_mesh), whole())
 
 
+def killed(path: str) -> None:
+    """A process that is killed while it writes is an error of the other at once; the checkpoint before it loads."""
+    before = Path(path).with_name("before")
+    dcp_save(spread(whole()), before)
+    if dist.get_rank() == 1:
+        setattr(FileSystemWriter, "write_data", lambda *args: os._exit(0))  # noqa: B010  # as a kill does
+    begin = time.monotonic()
+    with pytest.raises(DistError, match=r"io.dcp_save: expected all ranks to take part, got an exchange that failed"):
+        dcp_save(spread(whole()), path)
+    assert time.monotonic() - begin < 2, time.monotonic() - begin
+    with pytest.raises(FormatError, match="got a folder without"):
+        dcp_load(path, trusted=True)
+
+
 def taken(steps: int, step: Any, state: TensorDict, rank: int = 0, world: int = 1) -> TensorDict:
     """Training goes on by so many steps; each has a batch of its own."""
     for _ in range(steps):
@@ -150,6 +167,6 @@ if __name__ == "__main__":
     else:
         {
             "load": load, "differ": differ, "values_differ": values_differ, "train": train,
-            "train_in_buckets": train_in_buckets, "train_in_parts": train_in_parts,
+            "train_in_buckets": train_in_buckets, "train_in_parts": train_in_parts, "killed": killed,
         }[word](path)  # fmt: skip
-    leave()
+    leave(dead=word == "killed")

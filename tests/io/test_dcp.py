@@ -180,6 +180,12 @@ def test_leaves_that_differ_are_named_by_all(tmp_path: Path):
     run(2, "values_differ", tmp_path)
 
 
+@pytest.mark.sweep  # of seconds: a busy machine may take longer
+def test_a_process_killed_while_it_saves_is_an_error_and_the_last_checkpoint_loads(tmp_path: Path):
+    run(2, "killed", tmp_path)
+    assert dcp_load(tmp_path / "before", trusted=True)["weight"].shape == (7, 5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["train", "train_in_buckets", "train_in_parts"])
 def test_training_goes_on_with_any_number_of_processes(word: str, tmp_path: Path):
