@@ -95,6 +95,16 @@ def test_training_with_several_processes_goes_on_from_checkpoints(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_training_with_parameters_in_parts_goes_on_with_another_number_of_processes(tmp_path: Path):
+    train = ("--eager", "--every", "4", "--folder")
+    whole = torchrun("train", 2, *train, f"{tmp_path}/a", "--steps", "8")
+    first = torchrun("train", 2, *train, f"{tmp_path}/b", "--steps", "4", "--shard", "params")
+    others = torchrun("train", 3, *train, f"{tmp_path}/b", "--steps", "8", "--shard", "params")
+    assert [line[:-3] for line in first[:4] + others[:4]] == [line[:-3] for line in whole[:8]]
+    assert [lines[-1].split(",")[:2] for lines in (whole, others)] == [whole[-1].split(",")[:2]] * 2
+
+
+@pytest.mark.slow
 def test_contrastive_loss_over_ranks():
     printed = "\n".join(torchrun("contrastive", 2))  # two processes write, now and then into one line
     assert printed.count("the same parameters on all ranks: True") == 2, printed
