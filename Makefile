@@ -102,7 +102,7 @@ test-vision: compiler $(vision)/.ready ## the tests with torchvision and timm, i
 test-rl: compiler $(rl)/.ready ## the tests with torchrl, in .venv-rl
 	$(test-env) $(rl)/bin/python -m pytest -n $(JOBS) tests/clients/test_torchrl.py tests/docs -m "clients and not sweep" $(ARGS)
 
-sweep: compiler .venv/.ready-dev ## torch's own samples of every operation as batches: the counts of docs/exactness.md (ARGS="--limit 3" for few)
+sweep: compiler .venv/.ready-dev ## torch's own samples of every operation as batches: the counts of docs/torch_samples.md (ARGS="--limit 3" for few)
 	$(test-env) $(PY) tests/opinfo/sweep.py --all --jobs $(JOBS) $(ARGS)
 
 bench: compiler .venv/.ready-bench ## every benchmark in bench/, one after the other

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from .internals import check_internals
 from .language import check_language
+from .pages import check_pages
 from .tree import FACADE, Tree, functions, name_of
 
 FOUNDATIONS = ("core", "layout", "kernels", "ragged", "tensordict")
@@ -198,5 +199,6 @@ CHECKS: dict[str, Callable[[Tree], list[str]]] = {
     "internals": check_internals,
     "ignores": check_ignores,
     "language": check_language,
+    "pages": check_pages,
     "machine paths": check_machine_paths,
 }

@@ -36,6 +36,8 @@ SOUND = {
     "tdc/nn/layers.py": HEAD + "what = 'member'  # of both directions, a member of the class\n",
     "tdc/io/save.py": '"""True if it is saved."""\n',
     "tests/test_x.py": "import tdc\n",
+    "docs/batch.md": "word " * 900 + "\n```python\na = 1\n```\n\n    $ code of four words\n\n| a | table |\n",
+    "docs/support.md": "word " * 901,
     "README.md": "See https://example.org/home/ann and net/work/x.\n",
 }
 PRIVATE = (  # what a room may not say, and a part of the problem
@@ -156,6 +158,8 @@ BAD: tuple[tuple[str, str, str, str], ...] = (  # check, file, its new text, a p
     ("language", "tdc/testing/close.py", "raise ValueError('Somebody reads it')", "'Somebody'"),
     ("language", "tdc/nn/lora.py", '"""Doc.\n\nMembers of a vmap.\n"""', "tdc/nn/lora.py:3: 'Members of a vmap'"),
     ("language", "tdc/nn/lora.py", "def f(x):\n    return f'{x} has a direction'", "'has a direction'"),
+    ("pages", "docs/batch.md", "word " * 901, "docs/batch.md: 901 words"),
+    ("pages", "docs/start/install.md", "# A\n" + "word " * 900, "902 words"),
     ("machine paths", "tdc/ragged/nested.py", f"x = '{PLACEHOLDER}'", "tdc/ragged/nested.py:1: machine path"),
     ("machine paths", "README.md", f"See {PLACEHOLDER}.", "README.md:1: machine path"),
     ("machine paths", ".ci/run", f"\ncd {PLACEHOLDER}", ".ci/run:2: machine path"),

@@ -1,6 +1,6 @@
 """torch's own samples as batches: a spread of them, most passes of it among the slow tests, and all with `-m sweep`.
 
-`python tests/opinfo/sweep.py --all` prints the counts of everything; `docs/exactness.md` has them.
+`python tests/opinfo/sweep.py --all` prints the counts of everything; `docs/torch_samples.md` has them.
 """
 
 from __future__ import annotations
