@@ -37,6 +37,33 @@ def test_attention_of_a_module():
     assert [a.get_title('left') for a in figure.axes] == ["example 0: 3 by 3", "example 1: 1 by 1", "example 2: 2 by 2"]
 
 
+def test_tree_shows_bytes_and_sharing():
+    x = torch.zeros(3, 4)
+    td = tdc.TensorDict({"x": x, "in": {"row": x[:, 0], "ragged": X}, "note": tdc.Static("a"), "o": x.clone()}, [3])
+    axes = tdc.viz.tree(td).axes[0]
+    assert axes.get_title("left") == "4 leaves, 176 B"
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["x", "in", "  row", "  ragged", "o", "note"]
+    notes = [t.get_text() for t in axes.texts]
+    assert notes[:4] == ["48 B", "Tensor [3, 4] float32", "TensorDict [3]", "12 B, in x"]
+    assert [bar.get_width() for bar in axes.patches] == [48, 12, 80, 48]
+    tdc.viz.tree(tdc.TensorDict({}, []))
+
+
+def test_report_shows_compiles_and_causes():
+    r = tdc.compile.report(lambda x, k: x * k, (torch.ones(3), 2), (torch.ones(3), 7), backend="eager", repeats=1)
+    left, right = tdc.viz.report(r).axes
+    assert left.get_title("left") == "1 graph, 0 breaks, 2 compiles"
+    assert [t.get_text().partition(": ")[2] for t in left.texts] == ["first", "not k == 2 any more"]
+    assert right.get_title("left").startswith("warm call: ")
+
+
+def test_html_has_a_text_instead_of_the_picture():
+    html = tdc.viz.to_html(tdc.viz.batch(X), 'six of "twelve"')
+    assert html.startswith('<figure><svg role="img" aria-label="six of &quot;twelve&quot;" ')
+    assert html.endswith("</svg></figure>")
+    assert "<script" not in html
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -46,6 +73,9 @@ def test_attention_of_a_module():
         (lambda: tdc.viz.batch(tdc.pack([torch.ones(2, 3)], ragged_dim=(1, 2))), "expected a batch of one ragged dim"),
         (lambda: tdc.viz.attention(X.values), "expected a batch of matrices"),
         (lambda: tdc.viz.attention([]), "expected at least one example"),
+        (lambda: tdc.viz.tree({"x": X}), "expected a TensorDict"),
+        (lambda: tdc.viz.report(print), "expected a compile report"),
+        (lambda: tdc.viz.to_html(tdc.viz.batch(X), ""), "expected a figure, and a text"),
     ],
 )
 def test_what_is_refused(call, words):
