@@ -127,7 +127,7 @@ types: .venv/.ready-dev ## pyright
 docs: .venv/.ready-docs ## the site of docs/, in build/site: warnings are errors
 	$(PY) -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/site $(ARGS)
 
-dist: .venv/.ready-dist ## the package in dist/, built twice, and tried in an empty environment
+dist: .venv/.ready-dev .venv/.ready-dist ## the package in dist/, built twice, and tried in an empty environment; ARGS=--quick: in a minute
 	$(PY) .ci/dist.py $(ARGS)
 
 clean: ## remove caches and outputs; .venv stays (delete it for a new set-up)

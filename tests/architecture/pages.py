@@ -7,7 +7,7 @@ import re
 from .tree import Tree
 
 MAX_WORDS = 900
-GENERATED = ("docs/architecture.md", "docs/architectures_hf.md", "docs/migration.md", "docs/support.md", "docs/syncs.md")
+GENERATED = tuple(f"docs/{name}.md" for name in ("architecture", "architectures_hf", "migration", "support", "syncs"))
 NOT_PROSE = re.compile(r"^```.*?^```$|^ {4}[^\n]*$|^\|[^\n]*$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
 

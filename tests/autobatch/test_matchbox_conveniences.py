@@ -1,5 +1,5 @@
-"""Matchbox's conveniences under the names that torch has for them, as docs/coming_from/matchbox.md lists them: packed, padded, dense,
-and of one example alone."""
+"""Matchbox's conveniences under the names that torch has for them, as docs/coming_from/matchbox.md lists them: packed,
+padded, dense, and of one example alone."""
 
 from __future__ import annotations
 
