@@ -63,7 +63,7 @@ def check_wheel(wheel: Path, work: Path, quick: bool) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q"]
     if quick:
         run(*pip, "--no-deps", wheel)
-        for site in (work / "empty").glob("lib/python*/site-packages"):  # a path in it brings packages, no editable ones
+        for site in (work / "empty").glob("lib/python*/site-packages"):  # brings packages, no editable ones
             (site / "here.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     else:
         run(*pip, "-c", ROOT / "constraints.txt", wheel)
