@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from myst_parser.parsers.sphinx_ import MystParser
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
@@ -14,7 +17,7 @@ VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "tdc" / "__init__.py").r
 project, author, copyright = "tdc", "the tdc authors", "the tdc authors"
 release = version = VERSION[1] if VERSION else ""
 extensions = ["myst_parser"]
-exclude_patterns = ["tools"]
+exclude_patterns, templates_path = ["tools", "_templates"], ["_templates"]
 html_theme = "furo"
 html_title = f"tdc {release}"
 html_static_path = ["_static"]
@@ -23,6 +26,13 @@ html_copy_source = False
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # of the drawing in the architecture page, which is shown as text
+
+
+class Notebook(MystParser):
+    """Reads notebooks, which `readable` makes Markdown of."""
+
+    supported = ("notebook",)
+
 
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+)([\w./-]+)(#[\w-]*)?\)")
 
@@ -41,5 +51,28 @@ def absolute(app: Any, page: str, source: list[str]) -> None:
     source[0] = OUTSIDE.sub(linked, source[0])
 
 
+def as_markdown(text: str, name: str) -> str:
+    """A notebook as a page: its cells, and what they printed and drew when it was last run."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for out in cell.get("outputs", ()):
+            if "text" in out:
+                parts.append(f"```text\n{''.join(out['text'])}```")
+            elif "image/png" in out["data"]:
+                parts.append(f"![{cell['metadata']['alt']}](data:image/png;base64,{out['data']['image/png']})")
+    parts.insert(1, f"{{download}}`The notebook <{name}.ipynb>`, to run it yourself.")
+    return "\n\n".join(parts) + "\n"
+
+
+def readable(app: Any, page: str, source: list[str]) -> None:
+    if Path(app.env.doc2path(page, base=False)).suffix == ".ipynb":
+        source[0] = as_markdown(source[0], Path(page).name)
+
+
 def setup(app: Any) -> None:
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(Notebook)
+    app.connect("source-read", readable)
     app.connect("source-read", absolute)
