@@ -198,9 +198,10 @@ class Writer:
         waits = self.around and any(isinstance(n, Loop) for n in every(nodes))
         return not waits and not leaves_early(nodes, *EXITS)
 
-    def enter(self, way: str, mask: str, names: Iterable[str]) -> None:
-        """Give inactive examples the values of an active one, of names read before all are together again."""
-        kept = sorted(names if self.region is None else self.region.intersection(names))
+    def enter(self, way: str, mask: str, names: Iterable[str], always: Sequence[str] = ()) -> None:
+        """Give inactive examples the values of an active one, of names read before all are together again, and of
+        others."""
+        kept = [*sorted(names if self.region is None else self.region.intersection(names)), *always]
         if kept:
             total = ", True" if self.total else ""
             self.line(f"{variables(kept)} = enter({way}, {mask}, {variables(kept)}{total})")
@@ -355,13 +356,14 @@ class Writer:
         for names, source in ((carry, "carry"), (fixed, "fixed")):
             if names:
                 self.line(f"{variables(names)} = {source}")
-                self.enter("m", "None", names)
+        if isinstance(node, For):
+            self.line(f"v_{ITEM} = item")
+        self.enter("m", "None", [*carry, *fixed], [ITEM] if isinstance(node, For) else [])
         if self.reads_again(node, fixed):
             self.line(f"again = {variables(fixed)}")
         for name in sorted(written([node]) - {*carry, *fixed}):
             self.line(f"v_{name} = UNDEFINED")
         if isinstance(node, For):
-            self.line(f"v_{ITEM} = enter(m, None, item)")
             if node.ahead:
                 self.line(f"if d{k}:")
                 self.line(f"{variables(node.assign.wanted)} = v_{ITEM}", 1)

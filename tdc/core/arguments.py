@@ -6,6 +6,7 @@ Invariant: metadata only. A graph keeps the checks of containers and of constant
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -144,10 +145,12 @@ trace_as(expect_devices, expect_devices_traced)
 
 
 def refuse_absent(op: OpName, device: torch.device) -> None:
-    """Refuse a CUDA device on a machine without one."""
+    """Refuse a device that the machine lacks."""
     if device.type == "cuda" and not torch.cuda.is_available():
         hint = "x.to('cuda' if torch.cuda.is_available() else 'cpu')"
         raise UnsupportedError(message(op, "a CUDA device", "a machine without", hint=hint)) from None
+    if device.type not in ("cpu", "cuda"):
+        as_own_device(op, device)
 
 
 def as_device(op: OpName, device: Any) -> torch.device:
@@ -225,6 +228,14 @@ def check_entries(entries: dict[str, Any]) -> None:
             hint = f"{MEANT.get(near[0], near[0])}=..., or " if near else ""
             hint = f"{hint}TensorDict({{{name!r}: ...}}) for a key of this name"
             raise KeyPathError(message("TensorDict", "batch_size, device, or tensors by key", f"{name}=", hint=hint))
+
+
+def refuse_unknown(op: OpName, given: dict[str, Any], names: Iterable[str]) -> None:
+    """Refuse keywords that a function does not have, with the nearest ones that it has."""
+    if given:
+        found = [near for name in given for near in get_close_matches(name, [*names], 1, 0.6)]
+        hint = "did you mean " + ", ".join([f"{name}=" for name in found]) if found else f"one of {', '.join(names)}"
+        raise DtypeError(message(op, "known keywords", ", ".join([f"{name}=" for name in given]), hint=hint))
 
 
 def expect_number_traced(op: OpName, *numbers: Any, whole: bool = False) -> None:

@@ -17,12 +17,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import as_own_device, expect
+from tdc.core.arguments import as_own_device, expect, refuse_unknown
 from tdc.core.errors import (
     DtypeError,
     KeyPathError,
@@ -139,7 +139,7 @@ def loader(
     max_tokens: int | None = None, key: NestedKey | None = None, batch_sampler: EpochSampler | None = None,
     shuffle: bool = False, consecutive: bool = False, seed: int = 0, drop_last: bool = False, prefetch: int = 0,
     pin_memory: bool = False, device: Any = None, rank: int = 0, world_size: int = 1, even: bool = True,
-    balance: bool = False, progress: Progress = False,
+    balance: bool = False, progress: Progress = False, **others: Never,
 ) -> Loader:  # fmt: skip
     """Batches of examples, again and again: each pass over the result is one epoch.
 
@@ -164,11 +164,10 @@ def loader(
 
     Returns:
         An iterable of TensorDicts with `len()` batches. `set_epoch(epoch)` chooses an epoch; a pass that ends begins
-        the next one. `state_dict()` says what was handed out, also when the thread is ahead, and
-        `load_state_dict(state)` goes on behind it, on any rank of any number of ranks.
+        the next. `state_dict()` says what was handed out, `load_state_dict(state)` goes on behind it, on any rank.
 
     Raises:
-        DtypeError: neither a TensorDict nor a path; not one of batch_size, max_tokens, batch_sampler.
+        DtypeError: neither a TensorDict nor a path; not one of batch_size, max_tokens, batch_sampler; other keywords.
         ShapeError: no batch dim; numbers that are too small; an example longer than max_tokens.
         KeyPathError, StructureError: no key, one that is not there; a batch_sampler for another number of examples.
         UnsupportedError: a device that is not there; pin_memory without one, or of leaves that are on one.
@@ -186,6 +185,7 @@ def loader(
     Source:
         `torch.utils.data.DataLoader`, `torch.utils.data.DistributedSampler`.
     """
+    refuse_unknown(OP, others, loader.__kwdefaults__ or ())
     data = dataset_of(OP, source)
     settings = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "even": even}
     settings |= {"rank": rank, "world_size": world_size}

@@ -42,6 +42,10 @@ NO_LINK = (errno.EPERM, errno.EOPNOTSUPP)  # of file systems that have one name 
 NO_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
+class MissingFolder(FormatError, FileNotFoundError):
+    """The folder that a path is in does not exist."""
+
+
 @contextmanager
 def staged(op: str, path: Any, overwrite: bool, sync: bool, file: str = "") -> Iterator[int]:
     """A descriptor of an empty folder that is at `path` once the block ends, or nowhere if the block fails.
@@ -50,14 +54,19 @@ def staged(op: str, path: Any, overwrite: bool, sync: bool, file: str = "") -> I
         file: not the folder appears at `path`, but this file in it.
 
     Raises:
-        FormatError: something is at the path, and either it is no store (no file) or `overwrite` is False.
+        FormatError: something is at the path, and either it is no store (no file) or `overwrite` is False; the folder
+            that it is in does not exist.
         OSError: what the system refuses.
     """
     check_system(op)
     head, name = os.path.split(path_text(op, path))
     if name in ("", ".", ".."):
         raise FormatError(message(op, "a path that ends in a name", repr(path), hint="tdc.io.save(td, 'folder/name')"))
-    parent = os.open(head or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        parent = os.open(head or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        got, hint = f"none at {head!r}", "Path(path).parent.mkdir(parents=True) first"
+        raise MissingFolder(message(op, "a path in a folder that is there", got, hint=hint)) from None
     temporary, folder = "", -1
     try:
         (check_no_file if file else check_free)(op, parent, name, overwrite)

@@ -127,6 +127,15 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
     "tdc.pack(arrays)": (lambda: lib.pack([np.ones(2), np.ones(3)]), tdc.DtypeError, "tdc.from_numpy(rows)"),
     "tdc.pack(a, b)": (lambda: lib.pack(torch.ones(2), torch.ones(3)), tdc.DtypeError, "tdc.pack([tensor, ...])"),
     "tdc.io.load(folder)": (lambda: tdc.io.load(Path(__file__).parent), tdc.FormatError, "tdc.io.save(td, path)"),
+    "tdc.io.save(td, '/no/x')": (lambda: tdc.io.save(TD, "/no/x"), tdc.FormatError, "mkdir(parents=True)"),
+    "td.memmap('/no/x')": (lambda: TD.memmap("/no/x"), tdc.FormatError, "mkdir(parents=True)"),
+    "tdc.io.to_safetensors(td, '/no/x')": (
+        lambda: tdc.io.to_safetensors(TD, "/no/x"), tdc.FormatError, "mkdir(parents=True)"
+    ),
+    "loader(shuffel=True)": (lambda: lib.data.loader(TD, 2, shuffel=True), tdc.DtypeError, "shuffle="),
+    "loader(workers=2)": (lambda: lib.data.loader(TD, 2, num_workers=2), tdc.DtypeError, "one of max_tokens"),
+    "td.to('xpu')": (lambda: TD.to("xpu"), tdc.UnsupportedError, "leave device out"),
+    "x.to('mps')": (lambda: BATCHES["nested"].to("mps"), tdc.UnsupportedError, "leave device out"),
     "step(batch)": (lambda: step()(TD), tdc.DtypeError, "step(state, batch)"),
     "evaluate(batch)": (lambda: step().eval()(TD), tdc.DtypeError, "evaluate(state, batch)"),
     "step.load_state_dict(state, state)": (
