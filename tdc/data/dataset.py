@@ -83,8 +83,7 @@ class Dataset(torch_data.Dataset[TensorDict]):
     @property
     def td(self) -> TensorDict:
         """All examples; those of several shards in memory of their own."""
-        parts: Any = self.parts
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined(self.parts)
 
     def __len__(self) -> int:
         return sum([len(part) for part in self.parts])
@@ -120,7 +119,7 @@ class Dataset(torch_data.Dataset[TensorDict]):
         self._state = {} if self._path is None else state
 
     def _opened_again(self) -> list[TensorDict]:
-        """What a pickle was made of."""
+        """The shards that a pickle was made of, or an error where they are others now."""
         parts = self._opened(len(self._state["sizes"]))
         if self._described(parts) != self._state:
             expected = f"the store that the dataset was made from, of batch size {show_all(self._state['sizes'])}"
@@ -158,14 +157,14 @@ def gathered(parts: list[TensorDict], index: Tensor) -> TensorDict:
     index = torch.where(index < 0, index + count, index)
     at = torch.bucketize(index, ends, right=True)
     order = at.argsort(stable=True)
-    found: Any = []
+    found: list[TensorDict] = []
     first = 0
     for number, n in enumerate(at.bincount(minlength=len(parts)).tolist()):
         if n or (not found and number == len(parts) - 1):
             local = index[order[first : first + n]] - (ends[number] - len(parts[number]))
             found.append(parts[number][local])
         first += n
-    return found[0] if len(found) == 1 else torch.cat(found)[order.argsort()]
+    return found[0] if len(found) == 1 else joined(found)[order.argsort()]
 
 
 def chosen(td: Any, keys: list[NestedKey] | None) -> TensorDict:
@@ -196,3 +195,8 @@ def dataset_of(op: str, source: Any) -> Dataset:
         expect(op, source, TensorDict, of=", a tdc.data.Dataset or the path of a store")
         check_examples(op, source)
     return Dataset(source)
+
+
+def joined(parts: Any) -> Any:
+    """One TensorDict of the rows of several, itself where there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

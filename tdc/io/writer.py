@@ -205,5 +205,5 @@ class Writer:
 
 
 def form_of(td: TensorDict) -> Any:
-    """What the batches of a data set have in common."""
+    """The structure that batches of a data set have in common."""
     return spec_of(OP, td).with_device(None).with_batch_size([None, *td.batch_size[1:]])

@@ -133,17 +133,18 @@ def test_batches_may_be_written_to_behind_append(tmp_path: Path):
 def test_wrong_input(tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("x")
+    writer: Any = tdc.io.writer
+    out: Any = writer(tmp_path / "set")
     wrong: list[tuple[type[Exception], Any]] = [
-        (FormatError, lambda: tdc.io.writer(tmp_path / "full")),
-        (ShapeError, lambda: tdc.io.writer(tmp_path / "a", rows=0)),
-        (DtypeError, lambda: tdc.io.writer(tmp_path / "a", rows=1.5)),  # pyright: ignore[reportArgumentType]
-        (DtypeError, lambda: tdc.io.writer(3)),  # pyright: ignore[reportArgumentType]
-        (DtypeError, lambda: tdc.io.writer(tmp_path / "a", sync="no")),  # pyright: ignore[reportArgumentType]
+        (FormatError, lambda: writer(tmp_path / "full")),
+        (ShapeError, lambda: writer(tmp_path / "a", rows=0)),
+        (DtypeError, lambda: writer(tmp_path / "a", rows=1.5)),
+        (DtypeError, lambda: writer(3)),
+        (DtypeError, lambda: writer(tmp_path / "a", sync="no")),
     ]
-    out = tdc.io.writer(tmp_path / "set")
     wrong += [
         (FormatError, lambda: tdc.io.writer(tmp_path / "set")),  # while another one has it
-        (DtypeError, lambda: out.append(torch.ones(2))),  # pyright: ignore[reportArgumentType]
+        (DtypeError, lambda: out.append(torch.ones(2))),
         (ShapeError, lambda: out.append(TensorDict({"x": torch.ones(2)}))),
         (UnsupportedError, lambda: out.append(TensorDict({"x": torch.ones(2, 2).to_sparse()}, [2]))),
         (UnsupportedError, lambda: pickle.dumps(out)),
