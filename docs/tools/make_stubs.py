@@ -60,10 +60,10 @@ IMPORTS = {
 ALONG = {"extremes", "moments", "order_statistics", "reduction", "vector_norm"}  # over a ragged dim the rest is dense
 OPEN = {
     "baddbmm", "bmm", "det", "gather", "logdet", "matmul", "mm", "mv", "narrow", "new_full", "new_ones", "new_zeros",
-    "select", "slogdet", "take", "take_along_dim", "topk", "trace",
+    "select", "slogdet", "take", "take_along_dim", "topk", "trace", "unique", "unique_consecutive",
 }  # fmt: skip
 LEVELS = ("flatten", "unflatten", "index_select", "split", "chunk", "split_with_sizes")  # may leave one of two levels
-DENSE = ("addbmm", "corrcoef", "cov", "dist", "dot", "new_empty", "new_empty_strided", "new_tensor", "vdot")
+DENSE = ("addbmm", "bincount", "corrcoef", "cov", "dist", "dot", "new_empty", "new_empty_strided", "new_tensor", "vdot")
 WIDER = {"unflatten": ("sizes: Sequence[_int]", "sizes: Sequence[_int] | Tensor | Self")}  # than torch's parameters
 QUOTED = re.compile(r"(?<=: |> )'([^']*)'")  # annotations as `inspect` writes them
 Function = ast.FunctionDef

@@ -57,6 +57,7 @@ def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
 
     Example:
         >>> import torch
+        >>> import torch.distributed as dist
         >>> from tdc.optim import adamw
         >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)

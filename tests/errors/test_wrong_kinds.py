@@ -32,7 +32,7 @@ MADE_BY_US = {  # records, and what takes nothing but settings or has a test of 
     "Spec", "LeafSpec", "LoadReport", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report",
     "Signature", "TrainStep", "LossScale", "Optimizer", "Transform", "Static", "backend", "assert_one_graph",
     "check_rule", "forbid", "assert_close", "Loader", "expose_tensors", "sharded",
-    "from_arrow", "to_arrow", "from_parquet", "to_parquet", "to_dataset",
+    "from_arrow", "to_arrow", "from_parquet", "to_parquet", "to_dataset", "Writer", "writer",
 }  # fmt: skip
 WRONG: dict[str, Any] = {
     "list": [1, 2], "dict": {"a": 1}, "None": None, "tensor": torch.zeros(3, 2), "array": np.zeros((3, 2)),
