@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,16 +72,34 @@ def test_decoding():
     assert "False" not in printed
 
 
-def torchrun(program: str, processes: int, *arguments: str) -> list[str]:
-    """Lines that a program of `examples/dist` prints in several processes."""
+def torchrun(program: str, processes: int, *arguments: str, kill_at: str | None = None) -> list[str]:
+    """Lines that a program of `examples/dist` prints in several processes, one of which is killed at a line once."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        f"examples/dist/{program}.py", *arguments,
+        "--max-restarts", str(int(kill_at is not None)), f"examples/dist/{program}.py", *arguments,
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.splitlines()
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else a new group may find addresses of the old one
+    }  # fmt: skip
+    lines: list[str] = []
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as run,
+    ):
+        limit = threading.Timer(240, run.terminate)  # which ends its processes
+        limit.start()
+        assert run.stdout
+        for line in run.stdout:
+            lines.append(line.rstrip("\n"))
+            if kill_at is not None and line.startswith(kill_at):
+                kill_at = None
+                children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text()
+                os.kill(int(children.split()[-1]), signal.SIGKILL)
+        limit.cancel()
+        errors.seek(0)
+        assert run.wait() == 0, errors.read()
+    return lines
 
 
 @pytest.mark.slow
@@ -92,6 +113,16 @@ def test_training_with_several_processes_goes_on_from_checkpoints(tmp_path: Path
         shutil.rmtree(tmp_path / "b" / folder)  # as if it had been killed
     again = torchrun(*train, "--folder", f"{tmp_path}/b", "--shard", "optimizer")
     assert again == in_parts[10:]
+
+
+@pytest.mark.slow
+def test_training_is_started_again_when_a_process_is_killed(tmp_path: Path):
+    train = ("train", 2, "--eager", "--steps", "20", "--every", "5", "--folder")
+    whole = torchrun(*train, f"{tmp_path}/a")
+    killed = torchrun(*train, f"{tmp_path}/b", kill_at="step 12 ")
+    again = [line.split()[1] for line in killed[:-1]].index("11", 12)  # the line behind the checkpoint, a second time
+    assert killed[:12] + killed[again + 2 :] == whole
+    assert killed[again : again + 2] == whole[10:12]
 
 
 @pytest.mark.slow
