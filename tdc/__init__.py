@@ -75,4 +75,4 @@ from .tensordict.tensorclass import TensorClass as TensorClass
 from .tensordict.tensorclass import tensorclass as tensorclass
 from .tensordict.tensordict import TensorDict as TensorDict
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
