@@ -8,7 +8,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from myst_parser.parsers.sphinx_ import MystParser
+from sphinx.addnodes import pending_xref
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
@@ -16,7 +18,11 @@ VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "tdc" / "__init__.py").r
 
 project, author, copyright = "tdc", "the tdc authors", "the tdc authors"
 release = version = VERSION[1] if VERSION else ""
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.intersphinx"]
+intersphinx_mapping = {  # read from files that docs/tools/make_inventory.py writes: no network is needed
+    "torch": ("https://docs.pytorch.org/docs/stable", "_static/torch.inv"),
+    "python": ("https://docs.python.org/3", "_static/python.inv"),
+}
 exclude_patterns, templates_path = ["tools", "_templates"], ["_templates"]
 html_theme = "furo"
 html_title = f"tdc {release}"
@@ -51,6 +57,24 @@ def absolute(app: Any, page: str, source: list[str]) -> None:
     source[0] = OUTSIDE.sub(linked, source[0])
 
 
+ELSEWHERE = re.compile(r"([A-Za-z]+(?:\.\w+)+)(?:\(.*)?")
+IN_FULL = {"nn": "torch.nn", "F": "torch.nn.functional"}
+
+
+def link_names(app: Any, tree: nodes.document) -> None:
+    """Names of torch and Python in code lead to their documentation, as far as the inventories have them."""
+    for literal in list(tree.findall(nodes.literal)):
+        found = ELSEWHERE.fullmatch(literal.astext())
+        if found is None or isinstance(literal.parent, (nodes.title, nodes.reference, pending_xref)):
+            continue
+        room, _, rest = found[1].partition(".")
+        target = f"{IN_FULL.get(room, room)}.{rest}"
+        where = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refdoc": app.env.docname}
+        link = pending_xref("", refexplicit=True, **where)
+        literal.replace_self(link)
+        link += literal
+
+
 def as_markdown(text: str, name: str) -> str:
     """A notebook as a page: its cells, and what they printed and drew when it was last run."""
     parts = []
@@ -76,3 +100,4 @@ def setup(app: Any) -> None:
     app.add_source_parser(Notebook)
     app.connect("source-read", readable)
     app.connect("source-read", absolute)
+    app.connect("doctree-read", link_names)
