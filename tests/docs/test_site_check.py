@@ -6,6 +6,8 @@ import runpy
 import zlib
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).resolve().parents[2] / "docs" / "tools" / "check_site.py"
 
 
@@ -16,6 +18,8 @@ def test_broken_links_of_a_site_are_found(tmp_path: Path):
     assert found == ["a.html: b.html#y leads nowhere", "b.html: c.html leads nowhere"]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which torch.distributed.optim uses, torch 2.13
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
 def test_names_that_lead_to_the_documentation_of_torch_and_python_are_there():
     tool = runpy.run_path(str(TOOL.with_name("make_inventory.py")))
     for project, known in (("torch", "torch.nn.Linear"), ("python", "dataclasses.replace")):
