@@ -1,4 +1,4 @@
-"""Dynamic programming on a batch: how many edits make one word another. Written from docs/batch.md.
+"""Dynamic programming on a batch: how many edits make one word another. Written from docs/start and docs/batch.md.
 
     python examples/paths/edit_distance.py
 

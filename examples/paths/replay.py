@@ -1,4 +1,4 @@
-"""A replay buffer on disk: filled, mapped to returns, sampled, learned from. Written from docs/storage.md and map.md.
+"""A replay buffer on disk: filled, mapped to returns, sampled, learned from. Written from docs/start and docs/replay.md.
 
     python examples/paths/replay.py
 

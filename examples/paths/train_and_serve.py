@@ -1,4 +1,4 @@
-"""Train on text without padding, stop and go on, and serve: written from docs/start alone.
+"""Train on text without padding, stop and go on, and serve. Written from docs/start alone.
 
     python examples/paths/train_and_serve.py
 """
