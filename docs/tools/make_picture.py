@@ -1,7 +1,8 @@
-"""Draw the picture of the README from the measured table: python docs/tools/make_picture.py
+"""Draw the picture of the README from the measured table, and those of docs/viz.md: python docs/tools/make_picture.py
 
 One training step of a stock encoder, padded and packed, at three fillings: time for each, memory where it is measured.
-Two files, for a light and a dark page, of the colours that the demo's report has.
+Two files, for a light and a dark page, of the colours that the demo's report has. The pictures of docs/viz.md are those
+of its examples, by `tdc.viz`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+import torch
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from examples.demo.theme import DARK, LIGHT, Theme  # noqa: E402 - of the checkout
+import tdc  # noqa: E402 - of the checkout
+import tdc.viz  # noqa: E402
+from examples.demo.theme import DARK, LIGHT, Theme  # noqa: E402
 
 TABLE = ROOT / "bench" / "results" / "bench_default.json"
 FOLDER = ROOT / "docs" / "_static"
@@ -63,7 +69,26 @@ def svg(table: Any, theme: Theme) -> str:
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
+def examples() -> dict[str, Any]:
+    """The figures of docs/viz.md, by file."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randn(500, generator=generator).add(4).exp().clamp(1, 512).long()
+    torch.manual_seed(0)
+    x = tdc.pack([torch.randn(n, 8) for n in (5, 2, 0, 9)])
+    td = tdc.TensorDict({"x": x, "obs": {"now": torch.zeros(4, 8), "last": torch.zeros(4)}}, [4])
+    return {
+        "viz-lengths.svg": tdc.viz.lengths(sizes, batch_size=32),
+        "viz-batch.svg": tdc.viz.batch(x),
+        "viz-attention.svg": tdc.viz.attention((x * 2 @ x.transpose(1, 2)).softmax(2)),
+        "viz-tree.svg": tdc.viz.tree(td.set("view", td["obs", "now"][:, 0])),
+    }
+
+
 def main() -> None:
+    with matplotlib.rc_context({"svg.hashsalt": "tdc"}):
+        for name, figure in examples().items():
+            figure.savefig(FOLDER / name, metadata={"Date": None})
+            print(f"wrote docs/_static/{name}")
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     for name, theme in NAMES.items():
         (FOLDER / name).write_text(svg(table, theme), encoding="utf-8")

@@ -45,9 +45,10 @@ def batch(x: Any) -> Any:
     share = total / max(longest * len(found), 1)
     titles = (f"packed: {total} positions", f"padded: {longest * len(found)} positions, {share:.0%} real")
     figure, (left, right) = empty("viz.batch", 2, (8.0, 0.6 + 0.22 * max(len(found), 4)), titles)
-    begin = 0
+    begin, dark = 0, False
     for n, length in enumerate(found):
-        left.barh(0, length, left=begin, height=0.6, color=REAL, alpha=1 if n % 2 else 0.7)
+        dark = dark != (length > 0)
+        left.barh(0, length, left=begin, height=0.6, color=REAL, alpha=1 if dark else 0.7)
         right.barh(n, length, height=0.8, color=REAL)
         right.barh(n, longest - length, left=length, height=0.8, color=PADDING, alpha=0.5)
         begin += length
@@ -95,8 +96,12 @@ def attention(weights: Any, *, labels: Any = None) -> Any:
     titles = tuple(f"example {n}: {row.shape[0]} by {row.shape[1]}" for n, row in enumerate(shown))
     figure, made = empty(op, len(shown), (2.6 * len(shown), 2.8), titles)
     for n, (axes, row) in enumerate(zip(made, shown, strict=True)):
-        if row.numel():
-            axes.imshow(row.tolist(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        if not row.numel():
+            axes.set_axis_off()
+            continue
+        axes.imshow(row.tolist(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True)
         if labels is not None:
             axes.set_xticks(range(row.shape[1]), labels[n], rotation=90)
             axes.set_yticks(range(row.shape[0]), labels[n])

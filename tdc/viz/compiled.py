@@ -7,7 +7,7 @@ from typing import Any
 from tdc.compile.report.record import Report
 from tdc.core.errors import DtypeError, describe, message
 from tdc.tensordict.display import shortened
-from tdc.viz.figure import NOTE, PADDING, QUIET, REAL, empty
+from tdc.viz.figure import NOTE, PADDING, REAL, empty
 
 
 def report(r: Any) -> Any:
@@ -62,6 +62,6 @@ def report(r: Any) -> Any:
         right.annotate(f"{width:.0f} µs", (begin, name), **NOTE)
     right.set_xlim(0, call or 1)
     right.set_ylim(1.7, -0.7)
-    right.set_xlabel(kernels, fontsize=8, color=QUIET)
+    right.set_xlabel(kernels, fontsize=8)
     right.set_xticks([])
     return figure

@@ -7,6 +7,8 @@ Figures are built from objects: no pyplot, no global settings, no display. A not
 from __future__ import annotations
 
 import io
+import re
+import zlib
 from html import escape
 from typing import Any
 
@@ -18,6 +20,8 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 
 REAL, PADDING, QUIET = "#0f766e", "#a3520f", "#8b929c"  # readable on light and on dark pages
+SPACES = re.compile(r'xmlns(:xlink)?="[^"]*" ?')  # which HTML does not need
+NAMES = re.compile(r'\bid="|href="#|url\(#')  # which several pictures of a page must not share
 NOTE: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}  # of a bar, beside it
 
 
@@ -49,7 +53,8 @@ def to_html(figure: Any, alt: str) -> str:
         alt: a text that says the same to readers who cannot see it.
 
     Returns:
-        A `<figure>` with an SVG as wide as the page allows; no script, no file beside it.
+        A `<figure>` with an SVG as wide as the page allows; no script, no file beside it. Texts and axes have the
+        colour of the page's text, light or dark. The same figure and text give the same HTML.
 
     Raises:
         DtypeError: not a figure, or no text.
@@ -67,11 +72,14 @@ def to_html(figure: Any, alt: str) -> str:
     if not hasattr(figure, "savefig") or not isinstance(alt, str) or not alt.strip():
         got = describe(figure if not hasattr(figure, "savefig") else alt)
         raise DtypeError(message("viz.to_html", "a figure, and a text that says what it shows", got))
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    svg = file.getvalue().partition("<svg ")[2]
-    style = "max-width:100%;height:auto;background:#fff"
-    return f'<figure><svg role="img" aria-label="{escape(alt)}" style="{style}" {svg.strip()}</figure>'
+    file, bare = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with extra("viz.to_html", "matplotlib", "torch-tdc[viz]").rc_context({"svg.hashsalt": "tdc"}):
+        figure.savefig(file, format="svg", transparent=True, metadata=bare)
+    svg = SPACES.sub("", file.getvalue().partition("<svg ")[2].strip()).replace("xlink:href", "href")
+    svg = svg.replace("#000000", "currentColor")
+    svg = NAMES.sub(rf"\g<0>{zlib.crc32(alt.encode() + svg.encode()):08x}-", svg)
+    style = "max-width:100%;height:auto"
+    return f'<figure><svg role="img" aria-label="{escape(alt)}" style="{style}" fill="currentColor" {svg}</figure>'
 
 
 def row_lengths(op: str, x: NestedTensor | MaskedBatch) -> Tensor:

@@ -10,7 +10,7 @@ from tdc.core.keys import parts
 from tdc.tensordict.display import cells, is_shared, summary
 from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
 from tdc.tensordict.storage import is_tensordict
-from tdc.viz.figure import NOTE, PADDING, QUIET, REAL, empty
+from tdc.viz.figure import NOTE, PADDING, REAL, empty
 
 
 def tree(td: Any) -> Any:
@@ -53,7 +53,7 @@ def tree(td: Any) -> Any:
     for n, row in enumerate(rows):
         leaf = leaves.get(parts(row.path))
         if leaf is None:
-            axes.annotate(f"{row.kind} {row.shape}", (0, n), **NOTE, color=QUIET)
+            axes.annotate(f"{row.kind} {row.shape}", (0, n), **NOTE)
             continue
         name, size = ".".join(parts(row.path)), row.nbytes or 0
         found = {owners.setdefault(storage_id(x), name) for x in tensors_of(leaf)}
@@ -63,7 +63,7 @@ def tree(td: Any) -> Any:
         kind, sizes, dtype, _ = cells(leaf)
         axes.annotate(", ".join(filter(None, notes)), (size, n), **NOTE)
         place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
-        axes.annotate(f"{kind} {sizes} {dtype}", (1, n), **place, **NOTE, color=QUIET)
+        axes.annotate(f"{kind} {sizes} {dtype}", (1, n), **place, **NOTE)
     names = ["  " * (len(parts(row.path)) - 1) + parts(row.path)[-1] for row in rows]
     axes.set_yticks(range(len(rows)), names, fontfamily="monospace", ha="left")
     axes.tick_params(axis="y", pad=7 * max([len(name) for name in names], default=1))
