@@ -44,7 +44,7 @@ REFUSED = {
     "aten._linalg_check_errors": "no: a check inside torch.linalg, which its rows run",
     "aten._has_same_storage_numel": "no: a check inside autograd, which runs on the values",
     "aten.is_same_size": "no: sizes of rows are data, which `torch.equal` compares",
-    "torch.nn.attention.flex_attention": "no: torch has no dispatch for it; `F.scaled_dot_product_attention` has a row",
+    "torch.nn.attention.flex_attention": "yes, without a BlockMask; `tdc.ops.flex_attention` takes masks",
     "jiterator": "no: functions that a user compiles for a GPU; `tdc.ops.implements` makes such a function a row",
 }
 PREFIX = re.compile(r"^(torch\.nn\.attention\.flex_attention|torch\.nn\.functional|torch\.Tensor|nn\.functional|"

@@ -63,6 +63,9 @@ CALLED_BY: dict[Op, Op] = {  # the function that one of `torch.nn.functional` ca
 }
 checkpoint_operator: Op = torch.ops.higher_order.tag_activation_checkpoint  # what checkpoint is in a graph
 region_operator: Op = torch.ops.higher_order.invoke_subgraph  # what `nested_compile_region` is
+flex_operator: Op = find_or(  # what flex_attention calls
+    nothing, "torch:ops.higher_order.flex_attention", feature="flex_attention of batches", lost="torch's own function"
+)
 
 
 def overload_of(op: Op) -> Op:

@@ -7,6 +7,7 @@ from tdc.core.rules import RULES as RULES
 from tdc.core.rules import Rule as Rule
 from tdc.ops.attention import multi_head as multi_head
 from tdc.ops.attention import scaled_dot_product as scaled_dot_product
+from tdc.ops.attention.flex_attention import flex_attention as flex_attention
 from tdc.ops.attention.scaled_dot_product import varlen_attention as varlen_attention
 from tdc.ops.distributions import distribution as distribution
 from tdc.ops.extend import implements as implements

@@ -186,21 +186,21 @@ def check_heads(heads: int, *groups: int) -> None:
             raise ShapeError(message("attention", "heads of queries, a multiple of those of keys", got, hint=hint))
 
 
-def check_operands(parts: tuple[Any, ...], mask: Any, causal: bool, gqa: bool) -> None:
+def check_operands(parts: tuple[Any, ...], mask: Any, causal: bool, gqa: bool, op: OpName = NAME) -> None:
     """Three batches of heads, keys and values of the same lengths, and at most one of a mask and causal."""
     query, key, _ = parts
     cls = type(query)
     if any([type(x) is not cls or x.ndim != 4 or x._batch_dim or x.ragged_dims != (2,) for x in parts]):
         got, hint = ", ".join([describe(x) for x in parts]), "NestedTensor(values of (H, N, D), offsets, ragged_dim=2)"
         expected = "NestedTensors (B, H, -1, D)" if cls is NestedTensor else "MaskedBatches (B, H, L, D), ragged dim 2"
-        raise StructureError(message(NAME, expected, got, hint=hint))
-    require_paired(NAME, query, key)
+        raise StructureError(message(op, expected, got, hint=hint))
+    require_paired(op, query, key)
     if mask is not None and causal:
         hint = "leave one out, or mask & torch.ones(L, L, dtype=torch.bool).tril()"
-        raise ShapeError(message(NAME, "one of attn_mask and is_causal=True", "both", hint=hint))
+        raise ShapeError(message(op, "one of attn_mask and is_causal=True", "both", hint=hint))
     heads = [x.size(1) for x in parts]
     if not gqa and len(set(heads)) > 1:
-        raise ShapeError(message(NAME, "as many heads of keys as of queries", str(heads), hint="enable_gqa=True"))
+        raise ShapeError(message(op, "as many heads of keys as of queries", str(heads), hint="enable_gqa=True"))
     check_heads(*heads)
 
 
@@ -252,17 +252,24 @@ def sdpa(
         q, k, v = [x.unsqueeze(1) for x in (query, key, value)]
         return as_query(sdpa(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa).squeeze(1))
     check_operands((query, key, value), attn_mask, is_causal, enable_gqa)
+    return as_query(attend_batches(query, key, value, How(is_causal, scale, dropout_p, attn_mask)))
+
+
+def attend_batches(query: Any, key: Any, value: Any, how: How) -> Ragged:
+    """Attention of batches (B, H, -1, D) of one container; a mask has one of the forms in `masks`."""
     value = fitted(NAME, key, value)
     if isinstance(query, NestedTensor):
         q, k, v = (x.values.transpose(0, 1) for x in (query, key, value))
-        rows, options = (query.structure, key.structure), {"causal": is_causal, "scale": scale, "dropout": dropout_p}
-        out = varlen_attention(q, k, v, *rows, mask=attn_mask, **options)
-        return as_query(query.with_values(out.transpose(0, 1)))
+        options = {"causal": how.causal, "scale": how.scale, "dropout": how.dropout}
+        out = varlen_attention(
+            q, k, v, query.structure, key.structure, mask=how.mask, score_mod=how.score_mod, **options
+        )
+        return query.with_values(out.transpose(0, 1))
     q, k, v = (x.filled(0) for x in (query, key, value))
     k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
     sizes = query.lengths, key.lengths
-    how = How(is_causal, scale, dropout_p, as_dense(attn_mask, *sizes, (*q.shape[:3], k.shape[2])))
-    return as_query(cut_padding(query, attend_padded(q, k, v, sizes, how)))
+    how = how._replace(mask=as_dense(how.mask, *sizes, (*q.shape[:3], k.shape[2])))
+    return cut_padding(query, attend_padded(q, k, v, sizes, how))
 
 
 define(F.scaled_dot_product_attention, "attention", ragged=sdpa)
