@@ -155,7 +155,7 @@ def test_dense_queries_and_half():
 def test_nothing(lengths: tuple[int, ...]):
     values = torch.zeros(2, 0, 4, requires_grad=True)
     x = tdc.NestedTensor(values, tdc.offsets_of(torch.tensor(lengths, dtype=torch.int64)), ragged_dim=2, max_length=0)
-    out = flex_attention(x, x, x, *MODS["both"])
+    out: Any = flex_attention(x, x, x, *MODS["both"])
     assert out.lengths.tolist() == list(lengths)
     assert not torch.autograd.grad(out.sum(), values)[0].any()
 
@@ -164,9 +164,10 @@ def test_wrong_input():
     x = batch(rows((3, 5), 2, 4, 0), False)[0].detach()
     dense, other = torch.randn(2, 2, 3, 4), batch(rows((3, 4), 2, 4, 0), False)[0]
     blocks = flex.BlockMask.from_kv_blocks(torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1).int())
+    wrong: Any = 1.0
     cases: list[tuple[type, str, Any]] = [
         (tdc.DtypeError, "queries, keys or values, got", lambda: flex_attention(dense, dense, dense)),
-        (tdc.DtypeError, "a function as score_mod", lambda: flex_attention(x, x, x, 1.0)),  # pyright: ignore
+        (tdc.DtypeError, "a function as score_mod", lambda: flex_attention(x, x, x, wrong)),
         (tdc.DtypeError, "a mask_mod or a BlockMask", lambda: flex_attention(x, x, x, None, dense)),
         (tdc.UnsupportedError, "a BlockMask with a mask_mod", lambda: flex_attention(x, x, x, None, blocks)),
         (tdc.ShapeError, "as many heads of keys", lambda: flex_attention(x, x[:, :1], x[:, :1])),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import Counter
 from test_conv import batches, rows
 from torch import nn
 
@@ -152,8 +153,8 @@ def test_what_resampling_refuses():
         F.interpolate(x, 3, mode="linear")
     with pytest.raises(ShapeError, match=r"tdc.interpolate: expected align_corners for a linear or cubic mode"):
         F.interpolate(x, 3, align_corners=True)
-    with pytest.raises(UnsupportedError, match=r"tdc.interpolate: expected antialias=False"):
-        F.interpolate(x, 3, mode="bilinear", antialias=True)
+    with pytest.raises(ShapeError, match=r"tdc.interpolate: expected a mode with a filter for antialias=True"):
+        F.interpolate(x, 3, mode="nearest", antialias=True)
     with pytest.raises(DtypeError, match=r"tdc.interpolate: expected floating point for 'bilinear', got NestedTensor"):
         F.interpolate(x.long(), 3, mode="bilinear")
     with pytest.raises(ShapeError, match=r"tdc.interpolate: expected rows of at least 10 x 10 for scales 0.1 x 0.1"):
@@ -162,3 +163,60 @@ def test_what_resampling_refuses():
         F.grid_sample(x, x)
     with pytest.raises(UnsupportedError, match=r"tdc.grid_sample: expected bicubic with zeros, got 'border'"):
         F.grid_sample(x, torch.zeros(3, 1, 1, 2), "bicubic", "border", False)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialias(kind: int, mode: str):
+    """Results and gradients of a loop: sizes in common, scales, recomputed ones, those of a batch, corners."""
+    torch.manual_seed(0)
+    parts = [torch.randn(2, *size, requires_grad=True) for size in ((5, 3), (2, 12), (9, 9), (11, 2))]
+    others = [torch.randn(1, *size) for size in ((2, 7), (3, 3), (4, 2), (1, 3))]
+    as_others = tdc.pack(others, ragged_dim=(2, 3))
+    x: Any = tdc.pack([p.detach() for p in parts], ragged_dim=(2, 3))
+    x = x.to_padded(fill=float("nan")) if kind else x
+    leaf = (x.data if kind else x.values).detach().requires_grad_()
+    batch = x.with_data(leaf) if kind else x.with_values(leaf)
+    cases: list[dict[str, Any]] = [
+        {"size": (4, 3)}, {"size": (2, 20), "align_corners": True}, {"scale_factor": (0.55, 1.5)}, {"scale_factor": 2},
+        {"scale_factor": 1.3, "recompute_scale_factor": True}, {"size": None},
+    ]  # fmt: skip
+    for case in cases:
+        given = {"mode": mode, "antialias": True, **case}
+        if "size" in given and given["size"] is None:
+            got = F.interpolate(batch, **{**given, "size": as_others.to_padded() if kind else as_others})
+            sizes = [{**given, "size": o.shape[1:]} for o in others]
+        else:
+            got, sizes = F.interpolate(batch, **given), [given] * 4
+        want = [F.interpolate(p[None], **s)[0] for p, s in zip(parts, sizes, strict=True)]
+        torch.testing.assert_close(list(got.unbind()), want, atol=1e-5, rtol=1e-5)
+        grads = torch.autograd.grad(torch.stack([w.sin().sum() for w in want]).sum(), parts)
+        (found,) = torch.autograd.grad(got.sin().sum(), leaf)
+        by_row = (x.with_data(found) if kind else x.with_values(found)).unbind()
+        torch.testing.assert_close(list(by_row), list(grads), atol=1e-5, rtol=1e-5)
+
+
+def test_antialias_copies_sizes_that_stay_as_torch_does():
+    """Whose gradient torch 2.13 gets wrong there."""
+    parts = [torch.randn(2, *size) for size in ((5, 3), (4, 12))]
+    for mode in ("bilinear", "bicubic"):
+        given: dict[str, Any] = {"scale_factor": (0.55, 1.1), "mode": mode, "antialias": True}
+        want = [F.interpolate(p[None], **given)[0] for p in parts]
+        torch.testing.assert_close(list(F.interpolate(tdc.pack(parts, ragged_dim=(2, 3)), **given).unbind()), want)
+
+
+@pytest.mark.slow
+def test_antialias_in_one_graph_and_half():
+    count = Counter()
+    compiled = torch.compile(
+        lambda x: F.interpolate(x, scale_factor=0.5, mode="bicubic", antialias=True), fullgraph=True, backend=count
+    )
+    for sizes in (((5, 4), (2, 12)), ((9, 9), (4, 5), (3, 7)), ((6, 6), (4, 9))):
+        parts = [torch.randn(2, *size) for size in sizes]
+        want = [F.interpolate(p[None], scale_factor=0.5, mode="bicubic", antialias=True)[0] for p in parts]
+        torch.testing.assert_close(list(compiled(tdc.pack(parts, ragged_dim=(2, 3))).unbind()), want)
+    assert count.graphs == 1
+    half = tdc.pack([p.bfloat16() for p in parts], ragged_dim=(2, 3))
+    out = F.interpolate(half, size=(3, 2), mode="bilinear", antialias=True)
+    want = torch.cat([F.interpolate(p[None], size=(3, 2), mode="bilinear", antialias=True) for p in parts])
+    torch.testing.assert_close(out, want.bfloat16(), atol=2e-2, rtol=2e-2)

@@ -86,8 +86,11 @@ def flex_attention(
 
 def mask_mod_of(block_mask: Any) -> MaskMod | None:
     """The function of pairs of a mask."""
-    if block_mask is None or callable(block_mask):
-        return block_mask
+    if block_mask is None:
+        return None
+    if callable(block_mask):
+        function: Any = block_mask
+        return function
     flex = flex_module()
     if not isinstance(block_mask, flex.BlockMask):
         hint = "lambda b, h, q_idx, kv_idx: q_idx >= kv_idx"

@@ -7,7 +7,7 @@
                         F.unfold(x, 3)                     -> (B, C * 9, -1), the blocks of each row
 
 A result along one dim is a sum of a few elements (taps) at positions that depend on the row's own size, and dims are
-resampled one after another. Positions stop at the row's own ends, so that nothing behind them is read.
+resampled one after another; with antialias it is a sum of all, most of whose weights are 0. Positions stop at the row's own ends, so that nothing behind them is read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def interpolate(
     n = input.ndim - 2
     check_mode(input, n, size, scale_factor, mode, align_corners, antialias)
     if is_ragged(size):
-        return sized_as(input, size, n, mode, bool(align_corners))
+        return sized_as(input, size, n, mode, bool(align_corners), antialias)
     scales = None
     if scale_factor is not None:  # integers keep sizes exact
         scales = [int(s) if float(s).is_integer() else float(s) for s in each(scale_factor, n, "interpolate")]
@@ -54,7 +54,8 @@ def interpolate(
     what = "a new size" if scales is None else f"scales {' x '.join([f'{s}' for s in scales])}"
     p, x = planes(input, n, "interpolate", spans, what)
     wide = widened(x)
-    ratios = None if scales is None or recompute_scale_factor or mode == "area" else steps(mode, p.sizes, spans)
+    follows = scales is None or recompute_scale_factor or mode == "area"
+    ratios = None if follows else steps(mode, p.sizes, spans, antialias)
     for d in reversed(range(n)):
         own, longest = p.sizes[d], x.shape[d + 2]
         out: Any = each(size, n, "interpolate")[d] if scales is None else spans[d].at(longest)
@@ -64,11 +65,14 @@ def interpolate(
             wide = averaged(wide, [(d + 2, *bins(own, target, out, longest, widest))])
             continue
         step = None if ratios is None else ratios[d]
+        if antialias:
+            wide = filtered(wide, d + 2, mode, own, target, out, step, bool(align_corners))
+            continue
         wide = combined(wide, d + 2, taps(mode, own, target, out, step, bool(align_corners), wide.dtype))
     return resized(p, wide.to(x.dtype), [None] * n if scales is None else spans)
 
 
-def sized_as(x: Any, like: Any, n: int, mode: str, align: bool) -> Ragged:
+def sized_as(x: Any, like: Any, n: int, mode: str, align: bool, antialias: bool) -> Ragged:
     """Rows resized to those of another batch, whose structure the result has."""
     op = "interpolate"
     if type(like) is not type(x) or like.batch_size[0] != x.batch_size[0]:
@@ -80,7 +84,11 @@ def sized_as(x: Any, like: Any, n: int, mode: str, align: bool) -> Ragged:
     p, data = planes(x, n, op, [Span()] * n, "a new size")
     to, wide = measured(like, n, op, [Span()] * n, "a new size"), widened(data)
     for d in reversed(range(n)):
-        wide = combined(wide, d + 2, taps(mode, p.sizes[d], to.sizes[d], to.widest[d], None, align, wide.dtype))
+        sizes = p.sizes[d], to.sizes[d], to.widest[d]
+        if antialias:
+            wide = filtered(wide, d + 2, mode, *sizes, None, align)
+        else:
+            wide = combined(wide, d + 2, taps(mode, *sizes, None, align, wide.dtype))
     return repacked(wide.to(x.dtype), like)
 
 
@@ -103,9 +111,9 @@ def check_mode(
         fit = [m for m, dims in MODES.items() if dims in (0, n)]
         expected, got = f"a mode for {n} dims behind the channels", f"{mode!r} for {describe(x)}"
         raise ShapeError(message("interpolate", expected, got, hint=f"one of {', '.join(fit)}"))
-    if antialias:
-        hint = "F.avg_pool2d before it, or loop over x.unbind()"
-        raise UnsupportedError(message("interpolate", "antialias=False", "its wider filter, not written", hint=hint))
+    if antialias and mode not in ("bilinear", "bicubic"):
+        hint = "mode='bilinear' or 'bicubic', of images"
+        raise ShapeError(message("interpolate", "a mode with a filter for antialias=True", repr(mode), hint=hint))
     if not x.dtype.is_floating_point and not mode.startswith("nearest"):
         raise DtypeError(message("interpolate", f"floating point for {mode!r}", describe(x), hint="x.float()"))
     if align_corners is not None and MODES[mode] == 0:
@@ -113,17 +121,19 @@ def check_mode(
         raise ShapeError(message("interpolate", "align_corners for a linear or cubic mode", repr(mode), hint=hint))
 
 
-def steps(mode: str, own: Sequence[Tensor], spans: Sequence[Span]) -> list[Tensor | None]:
+def steps(
+    mode: str, own: Sequence[Tensor], spans: Sequence[Span], antialias: bool = False
+) -> list[Tensor | None]:
     """The steps from position to position of a result along each dim, (B,); None where that follows from the sizes.
 
-    torch 2.13 copies a dim whose size happens to stay, whatever the scale. On CPU linear modes do so by the dim, and so
-    does "nearest" of images of up to 128 rows and columns together, where a size that happens to double repeats each
-    element, too. On other devices linear and cubic modes copy what keeps all its sizes.
+    torch 2.13 copies a dim whose size happens to stay, whatever the scale. On CPU linear modes and those with antialias
+    do so by the dim, and so does "nearest" of images of up to 128 rows and columns together, where a size that happens
+    to double repeats each element, too. On other devices linear and cubic modes copy what keeps all its sizes.
     """
     if all([isinstance(span.times, int) for span in spans]):  # scales that are whole say what the sizes say
         return [None] * len(own)
     targets = [span.of(size) for span, size in zip(spans, own, strict=True)]
-    here, linear = own[0].device.type == "cpu", MODES[mode] > 0 and mode != "bicubic"
+    here, linear = own[0].device.type == "cpu", antialias or (MODES[mode] > 0 and mode != "bicubic")
     stays = [a == b for a, b in zip(own, targets, strict=True)]
     if not here:
         stays = [functools.reduce(torch.logical_and, stays)] * len(own)
@@ -182,6 +192,35 @@ def cubic(t: Tensor) -> list[Tensor]:
         return ((a + 2) * x - (a + 3)) * x * x + 1
 
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+def filtered(
+    x: Tensor, dim: int, mode: str, own: Tensor, target: Tensor, out: int, step: Tensor | None, align: bool
+) -> Tensor:
+    """A dim resampled with antialias: a product with the weights of each row's elements, (B, out, L).
+
+    The filter of a row that shrinks is as much wider. Weights are those of `taps` where a row grows, but for the cubic
+    ones, whose a is -0.5 as in torch. torch 2.13 to 2.15 on CPU is wrong for one column or row.
+    """
+    fine = torch.float64 if x.dtype == torch.float64 else torch.float32
+    before, after = own.view(-1, 1, 1).to(fine), target.view(-1, 1, 1)
+    if align:
+        scale = (before - 1) / (after - 1).clamp(min=1) * (after > 1)
+    else:
+        scale = before / after if step is None else step.to(fine).view(-1, 1, 1)
+    middle = (torch.arange(out, device=x.device, dtype=fine).unsqueeze(1) + 0.5) * scale
+    place = torch.arange(x.shape[dim], device=x.device, dtype=fine)
+    away = ((place + 0.5 - middle) / scale.clamp(min=1)).abs()
+    if mode == "bicubic":
+        near, far = ((1.5 * away - 2.5) * away * away + 1), -0.5 * (((away - 5) * away + 8) * away - 4)
+        weights = torch.where(away < 1, near, far.masked_fill(away >= 2, 0))
+    else:
+        weights = (1 - away).clamp(min=0)
+    weights = weights.masked_fill(place >= before, 0)
+    total = weights.sum(-1, keepdim=True)
+    weights = (weights / total.masked_fill(total == 0, 1)).to(x.dtype)
+    moved = x.movedim(dim, 1)
+    return (weights @ moved.flatten(2)).view(x.shape[0], out, *moved.shape[2:]).movedim(1, dim)
 
 
 def combined(x: Tensor, dim: int, parts: Taps) -> Tensor:
