@@ -16,7 +16,7 @@ from tdc.ops.reduce.counts import histc as histc
 from tdc.ops.sampling import top_k_top_p_filtering as top_k_top_p_filtering
 
 # isort: off
-from tdc.ops import checkpoint, extend, indexing, loss, masks, rnn, unbatched  # noqa: F401
+from tdc.ops import checkpoint, extend, indexing, loss, masks, rnn, stft, unbatched  # noqa: F401
 from tdc.ops.elementwise import comparison, factory, pointwise, random  # noqa: F401
 from tdc.ops.images import conv, pool, resample  # noqa: F401
 from tdc.ops.layers import channel, embedding_bag, feature_sizes, norm, positionwise  # noqa: F401

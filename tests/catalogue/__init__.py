@@ -27,6 +27,7 @@ import catalogue.reduction
 import catalogue.resample
 import catalogue.rnn
 import catalogue.statistics
+import catalogue.stft
 import catalogue.structure
 import catalogue.tensordict
 from tdc.core.rules import Rule
@@ -48,6 +49,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue.linalg.RAGGED,
     **catalogue.conv.RAGGED,
     **catalogue.resample.RAGGED,
+    **catalogue.stft.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue.tensordict.DICTS,
