@@ -47,6 +47,8 @@ OPERATORS: dict[str, Entry] = {
     "conv_rows": Entry("F.conv2d of a rectangle", "padding", VISION),
     "conv_rows_input": Entry("its gradient", "padding", VISION),
     "conv_rows_weight": Entry("its gradient", "padding", VISION),
+    "ctc_loss": Entry("F.ctc_loss", "it reads the width of a table from the lengths, which no graph takes"),
+    "ctc_loss_backward": Entry("its gradient", "the same"),
     "rnn": Entry("run_cells", "a call for each step", TAGGER),
     "rnn_backward": Entry("run_cells", "a call for each step", TAGGER),
     "adam_": Entry("arithmetic of each leaf", "nodes of a graph, and passes over memory", "bench_compile, bench_train"),

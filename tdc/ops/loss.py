@@ -25,11 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect_number
-from tdc.core.dtypes import HALF, refuse_integers, rounded_once
-from tdc.core.dynamo import eager, known
+from tdc.core.dtypes import HALF, refuse_integers, rounded_once, widened
+from tdc.core.dynamo import eager, is_zero, known
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.operators import unserved
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op, OpName
+from tdc.kernels.ctc import ctc_losses
 from tdc.ops.elementwise.pairs import widest_of
 from tdc.ops.elementwise.pointwise import fits, packed_operand, padded_operand, unbroadcast
 from tdc.ops.layers.positionwise import last_is_static
@@ -260,12 +262,17 @@ def ctc_loss(
         raise StructureError(message("ctc_loss", "None for both lengths", "lengths", hint=hint))
     check_ctc(log_probs, targets, blank, reduction)
     frames = rectangle(log_probs, 0).transpose(0, 1)
-    if not frames.numel():  # torch refuses it, too
+    if is_zero(frames.numel()):  # torch refuses it, too
         hint = "leave out the loss of a batch without examples or frames"
         raise ShapeError(message("ctc_loss", "a frame or more", describe(log_probs), hint=hint))
-    labels = targets.values if isinstance(targets, NestedTensor) else targets.filled(0)
-    lengths = ragged_sizes(log_probs)[:, 0], ragged_sizes(targets)[:, 0]
-    return F.ctc_loss(frames, labels, *lengths, blank, reduction, zero_infinity)
+    labels, lengths = rectangle(targets, 0), ragged_sizes(targets)[:, 0]
+    given = widened(frames), labels, ragged_sizes(log_probs)[:, 0], lengths, blank
+    if unserved():
+        return F.ctc_loss(*given, reduction, zero_infinity)
+    losses: Tensor = ctc_losses(*given, zero_infinity)[0]
+    losses = torch.where(losses == math.inf, 0, losses) if zero_infinity else losses
+    losses = losses / lengths.clamp(min=1) if reduction == "mean" else losses
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
 
 def check_ctc(log_probs: Any, targets: Any, blank: Any, reduction: Any) -> None:
@@ -306,7 +313,7 @@ losses(
     F.triplet_margin_loss, F.triplet_margin_with_distance_loss, cosine_embedding_loss=cosine_embedding_loss,
     multilabel_margin_loss=multilabel_margin_loss,
 )  # fmt: skip
-define(F.ctc_loss, "loss", ragged=ctc_loss, modes=("eager", "grad", "vmap"))  # torch reads the lengths on the host
+define(F.ctc_loss, "loss", ragged=ctc_loss, modes=("eager", "compile", "vmap", "grad"))  # an operator needs Python
 for _op in (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
     F.poisson_nll_loss,

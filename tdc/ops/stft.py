@@ -18,12 +18,12 @@ from torch import Tensor
 from tdc.core.arguments import expect, expect_number, shown
 from tdc.core.asserts import require
 from tdc.core.dynamo import is_zero
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.core.rules import define, note_syncs
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, op_name
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.shape.lengths import MODES
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.storage import Ragged, data_of, is_ragged, ragged_sizes, with_data
+from tdc.ragged.storage import Ragged, Results, data_of, is_ragged, ragged_sizes, with_data
 
 LEAST = 1e-11  # a sum of squared windows that torch takes for 0
 
@@ -32,7 +32,7 @@ def stft(
     input: Any, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
     return_complex: bool | None = None, align_to_window: bool | None = None,
-) -> Ragged:  # fmt: skip
+) -> Results:  # fmt: skip
     """Waves (B, -1) to spectra of frames (B, F, -1)."""
     op: Op = torch.stft
     hop, wide = framing(op, input, 2, "waves (B, -1)", n_fft, hop_length, win_length, window)
@@ -110,7 +110,7 @@ def framing(
         raise ShapeError(message(op, expected, got, hint="n_fft=400, hop_length=160, win_length=400 for speech"))
     if window is None:
         window = torch.ones(wide, dtype=x.dtype.to_real(), device=x.device)
-    expect(op, window, Tensor, of=" as window")
+    expect(op_name(op), window, Tensor, of=" as window")
     if window.ndim != 1 or window.shape[0] != wide:
         hint = f"torch.hann_window({wide})"
         raise ShapeError(message(op, f"a window of win_length={wide} samples", describe(window), hint=hint))
@@ -149,7 +149,7 @@ def overlapped(frames: Any, n_fft: int, hop: int) -> Any:
     """Frames (B, -1, N) as waves (B, -1), the sum of what overlaps."""
     count = -(-n_fft // hop)  # of blocks in a frame
     blocks = F.pad(frames, (0, count * hop - n_fft)).unflatten(2, (count, hop))
-    parts = [F.pad(blocks[:, :, k], (0, 0, k, count - 1 - k)) for k in range(count)]
+    parts: list[Any] = [F.pad(blocks[:, :, k], (0, 0, k, count - 1 - k)) for k in range(count)]
     total = sum([data_of(part) for part in parts[1:]], data_of(parts[0]))
     return F.pad(with_data(parts[0], total).flatten(1, 2), (0, n_fft - count * hop))
 
@@ -171,4 +171,3 @@ def fitted(op: Op, x: Any, n_fft: int, hop: int, center: bool, length: Any, fill
 
 define(torch.stft, "stft", ragged=stft)
 define(torch.istft, "stft", ragged=istft)
-note_syncs("the number of frames", torch.stft, kinds=("nested",))

@@ -56,8 +56,9 @@ def test_rows_come_back_with_their_lengths():
     """Frames do not say how long a wave was, so that its last samples need `length`."""
     rows = drawn((9, 40, 5, 16), torch.float64)
     window = WINDOW.double()
+    x: Any
     for x in (tdc.pack(rows), tdc.pack(rows).to_padded(float("nan"))):
-        spectra = torch.stft(x, 8, 4, window=window, return_complex=True)
+        spectra: Any = torch.stft(x, 8, 4, window=window, return_complex=True)
         for back, row in zip(spectra.istft(8, 4, window=window, length=x.lengths).unbind(), rows, strict=True):
             assert_close(back, row)
         for back, row in zip(torch.istft(spectra, 8, 4, window=window, length=5).unbind(), rows, strict=True):
