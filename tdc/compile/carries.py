@@ -22,11 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile.upstream import traced
 from tdc.core import pytree
+from tdc.core.dynamo import storage_id
 from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message
 from tdc.core.keys import parts
 from tdc.core.typing import MISSING
-from tdc.ragged.storage import is_ragged
+from tdc.ragged.storage import BATCHES, data_of, is_ragged, with_data
 from tdc.tensordict.tensordict import TensorDict
 
 CONSTANTS = (str, type(None))
@@ -120,6 +122,28 @@ def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
         if after[i] is not x or any([before[j] is x and after[j] is not x for j in range(len(before))]):
             found.append(i)
     return found
+
+
+def apart(out: Any, given: Sequence[Tensor]) -> Any:
+    """Results with a copy of each tensor that is one of `given` or, in eager calls, shares memory with one; a batch
+    keeps its offsets or lengths. In a graph operators copy, but what they leave out of their operands."""
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, (Tensor, *BATCHES)):
+            return x
+        data = data_of(x)
+        return with_data(x, data.clone()) if any([shares(data, other) for other in given]) else x
+
+    return pytree.tree_map(own, out, is_leaf=lambda x: isinstance(x, BATCHES))
+
+
+def shares(x: Tensor, y: Tensor) -> bool:
+    """True for one tensor, and eagerly for two that share memory."""
+    if x is y:
+        return True
+    if traced() or x.layout != torch.strided or y.layout != torch.strided:
+        return False
+    return storage_id(x) == storage_id(y)
 
 
 def rowwise(op: str, what: str, tree: Any, hint: str) -> None:

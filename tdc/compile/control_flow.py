@@ -7,6 +7,7 @@ and in `loops` scan, associative_scan and scan_map. Eager calls are Python: an `
 operators of these names, one node whatever the data, with the same values and gradients (see `upstream`).
 
 Functions must be pure: they are traced once more outside the operator, so that a change of form is found and shown.
+No result is an operand: a write into a result changes nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.tracing import before_operator, refuse_in_scan, trace_outside, while_operator
-from tdc.compile.carries import agree, moving, replaced, split, tensors_of
+from tdc.compile.carries import agree, apart, moving, replaced, split, tensors_of
 from tdc.compile.upstream import (
     Code,
     Planes,
@@ -66,7 +67,7 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
     flag = checked("cond", pred)
     given = arguments("cond", "operands", operands, true_fn, false_fn)
     if not traced():
-        return true_fn(*given) if flag else false_fn(*given)
+        return apart(true_fn(*given) if flag else false_fn(*given), tensors_of(given))
     before_operator("cond")
     tensors, form = split("cond", "operands", given)
     yes, no = trace_outside(true_fn, *given), trace_outside(false_fn, *given)
@@ -87,7 +88,8 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
 
         found = torch.cond(flag, branch(true_fn), branch(false_fn), tuple([x.contiguous() for x in tensors]))
         outs = replaced(outs, positions, own_gradients(code.decode(found), ref))
-    return result.join(outs)
+    joined = result.join(outs)
+    return joined if len(positions) == len(outs) else apart(joined, tensors)
 
 
 def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -122,21 +124,18 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
     carry = arguments("while_loop", "carried_inputs", carried_inputs, cond_fn, body_fn)
     tensors, form = split("while_loop", "the carry", carry, numbers=False)
     if not traced():
-        if not checked("while_loop", cond_fn(*carry)):
-            return form.join([x.clone() for x in tensors])  # no result is an input
-        carry = after_body(carry, body_fn(*carry))
         while checked("while_loop", cond_fn(*carry)):
             carry = after_body(carry, body_fn(*carry))
-        return carry
+        ends: tuple[Any, ...] = apart(carry, tensors)
+        return ends
     before_operator("while_loop")
     after, _ = split("while_loop", "the carry", after_body(carry, trace_outside(body_fn, *carry)), numbers=False)
 
     def condition(flat: Sequence[Tensor]) -> Any:
         return checked("while_loop", cond_fn(*form.join(flat)))
 
-    ends: tuple[Any, ...] = form.join(
-        repeat_in_graph(condition, lambda flat: tensors_of(body_fn(*form.join(flat))), tensors, after)
-    )
+    flat = repeat_in_graph(condition, lambda flat: tensors_of(body_fn(*form.join(flat))), tensors, after)
+    ends = apart(form.join(flat), tensors)
     return ends
 
 
@@ -148,7 +147,7 @@ def repeat_in_graph(
     positions = moving(tensors, after)
     first = condition(tensors)
     if not positions or first is False:
-        return [x.clone() for x in tensors]
+        return list(tensors)
     if first is True:
         got = "True, whatever the carry is: the loop would not end"
         raise StructureError(message("while_loop", "a predicate that reads the carry", got, hint="n < 10 of a counter"))

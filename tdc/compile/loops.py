@@ -19,7 +19,7 @@ from tdc.compile._torch.tracing import (
     scan_copies_gradients,
     trace_outside,
 )
-from tdc.compile.carries import Form, agree, lines, moving, replaced, rowwise, split, tensors_of
+from tdc.compile.carries import Form, agree, apart, lines, moving, replaced, rowwise, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, needs_grad, own_gradients, tied, traced
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, expect_number, normal_dim
@@ -123,9 +123,12 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
     steps = Steps("scan", xs, dim, reverse)
     tensors, form = split("scan", "init", init, numbers=False)
     if not traced():
-        return walk(combine_fn, init, steps)
+        carry, ys = walk(combine_fn, init, steps)
+        return apart(carry, [*tensors, *steps.tensors]), ys
     before_operator("scan")
-    return scan_in_graph(combine_fn, pair(init, trace_outside(combine_fn, init, steps.at(0))), steps, tensors, form)
+    traced_pair = pair(init, trace_outside(combine_fn, init, steps.at(0)))
+    carry, ys = scan_in_graph(combine_fn, traced_pair, steps, tensors, form)
+    return apart(carry, tensors), ys
 
 
 def scan_in_graph(

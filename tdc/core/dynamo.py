@@ -441,7 +441,9 @@ def find_in_tuples() -> None:
 
 
 def storage_id(x: Tensor) -> int:
-    """Identity of the memory that tensors share."""
+    """Identity of the memory that tensors share, also below transforms of `torch.func`."""
+    while is_wrapped(x):
+        x = unwrapped(x)
     storage: Any = x.untyped_storage()
     return getattr(storage, "_cdata", None) or storage.data_ptr()
 
