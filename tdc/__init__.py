@@ -13,6 +13,7 @@ from . import optim as optim
 from . import testing as testing
 from .autobatch.decorator import batch as batch
 from .autobatch.decorator import lanes as lanes
+from .compile.autograd import autograd_grad as autograd_grad
 from .compile.control_flow import cond as cond
 from .compile.control_flow import while_loop as while_loop
 from .compile.ensembles import ensemble as ensemble

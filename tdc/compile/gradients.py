@@ -246,14 +246,19 @@ def permuted(values: list[Any], order: tuple[int, ...]) -> list[Any]:
 def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:
     """Gradient of one leaf or TensorDict, from tensors in the order of the pytree; None without one."""
     if not isinstance(x, TensorDict):
-        return with_data(x, next(tensors)) if differentiable(x) else None
+        return given(x, next(tensors)) if differentiable(x) else None
     found = by_path(x, tensors)
 
     def of(key: Any, leaf: Any) -> Any:
         path = unravel_key(key)
-        return with_data(leaf, found[path][1]) if path in found else None
+        return given(leaf, found[path][1]) if path in found else None
 
     return x.apply_with_path(of)
+
+
+def given(x: Any, tensor: Tensor | None) -> Any:
+    """Gradient in the form of a leaf; None without one."""
+    return None if tensor is None else with_data(x, tensor)
 
 
 def by_path(td: TensorDict, given: Iterator[Any]) -> dict[KeyPath, tuple[Any, Any]]:

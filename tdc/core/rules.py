@@ -184,7 +184,6 @@ CONVERSIONS = {
 INSTEAD = {  # of functions that no kind of ragged batch has a rule for
     "_pack_padded_sequence": "nn.LSTM(..., batch_first=True) and the like take the batch itself",
     "copy_": "dense.copy_(packed.to_padded().filled(0)), or tdc.copy_(packed, src)",
-    "grad": "torch.autograd.grad(loss, x.values) (of a padded batch x.data), or tdc.grad(fn)(x)",
     "__getitem__": "F.embedding(ids, table), or table[ids.values]",
     "__setitem__": "table[ids.values] = v.values; of padded batches x.to_packed().values",
 }
