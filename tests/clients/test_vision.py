@@ -57,7 +57,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         )
     },
 }  # fmt: skip
-AMPLIFY = ("timm convmixer_768_32", "timm repvgg_a0", "timm selecsls42b")  # small differences, with these random weights
+AMPLIFY = ("timm convmixer_768_32", "timm repvgg_a0", "timm selecsls42b")  # small differences
 DIVISIBLE = ("timm dla34", "timm hrnet_w18_small")  # whose maps meet only where 32 divides height and width
 
 
