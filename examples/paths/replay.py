@@ -1,4 +1,6 @@
-"""A replay buffer on disk: filled, mapped to returns, sampled, learned from. Written from docs/start and docs/replay.md.
+"""A replay buffer on disk: filled, mapped to returns, sampled, learned from.
+
+Written from docs/start and docs/replay.md.
 
     python examples/paths/replay.py
 
