@@ -31,7 +31,10 @@ from examples.demo.package import compare
 from examples.demo.records import DemoFacts, Pair
 from examples.demo.report import write_report
 from examples.demo.train import BATCH, Training, loader, loss, schedule
+from tdc.compile.report.build import report as compile_report
+from tdc.compile.report.record import Report
 from tdc.interop.pytrees import to_state_dict
+from tdc.tensordict.tensordict import TensorDict
 
 COMPARED = 40
 STEPS = 414
@@ -95,6 +98,8 @@ def run(*, steps: int | None, seed: int, device: str, out: str) -> int:
         compiled=(ragged.counts, padded.counts),
         export=exported,
         code=program(),
+        report=reported(model, list(loader(corpus, plan[:3], ragged_batch, "cpu"))),
+        batch_size=BATCH,
     )
     show_results(facts)
     page = write_report(folder, facts)
@@ -120,6 +125,12 @@ def learn(corpus: Corpus, plan: Plan, both: int, seed: int, device: str) -> tupl
                 training.take(indices)
             show(ragged.records[-1])
     return ragged, padded
+
+
+def reported(model: Classifier, batches: list[TensorDict]) -> Report:
+    """The compile report of the trained model."""
+    with torch.no_grad():
+        return compile_report(model, *batches, repeats=5)
 
 
 def program() -> str:

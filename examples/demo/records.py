@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tdc.compile.counts import Counts
+from tdc.compile.report.record import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class DemoFacts:
     compiled: tuple[Counts, ...]  # one row for each compiled function, the ragged training step first
     export: ExportRecord  # the exported model against the trained one
     code: str = ""  # the program that trained
+    report: Report | None = None  # of the trained model, compiled for batches of several lengths
+    batch_size: int = 32
 
     @property
     def warm(self) -> tuple[Pair, ...]:

@@ -1,10 +1,9 @@
-"""The demo's report: one HTML page, with pictures beside it where matplotlib is installed.
+"""The demo's report: one HTML page, with pictures where matplotlib is installed.
 
-The page needs no script, no network and no font of its own; it follows the reader's light or dark preference and
-reads on a phone. Each picture stands with the table of its numbers, so that nothing is lost without the pictures.
+The page needs no script, no network, no file beside it and no font of its own; it follows the reader's light or dark
+preference and reads on a phone. Each picture stands with the table of its numbers, so that nothing is lost without it.
 
-Invariants: every text from outside is escaped, except `DemoFacts.tree_html`, which the library wrote; every link is
-the name of a file written beside the page.
+Invariant: every text from outside is escaped, except `DemoFacts.tree_html`, which the library wrote.
 """
 
 import statistics
@@ -26,11 +25,10 @@ _NO_PICTURES = '<p class="note">The pictures need matplotlib: <code>pip install 
 
 
 def write_report(out: Path, facts: DemoFacts) -> Path:
-    """Write `index.html` into the folder `out`, over an earlier one, and return its path; with matplotlib
-    installed also `loss.png`, `throughput.png` and `lengths.png`, each with a `-dark` twin."""
+    """Write `index.html` into the folder `out`, over an earlier one, and return its path."""
     out.mkdir(parents=True, exist_ok=True)
-    pictures = plots.draw(out, facts) if find_spec("matplotlib") else {}
-    parts = [_data(facts, pictures), _training(facts, pictures), _comparison(facts, pictures), _compiled(facts)]
+    pictures = plots.draw(facts) if find_spec("matplotlib") else {}
+    parts = [part(facts, pictures) for part in (_data, _training, _comparison, _compiled)]
     parts += [_exported(facts.export), _code(facts.code)]
     machine = _table("Machine and versions", (), facts.versions.items(), text=True)
     light, dark = (" ".join([f"--{name}: {colour};" for name, colour in t._asdict().items()]) for t in (LIGHT, DARK))
@@ -52,10 +50,10 @@ def beside(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-# Sections: facts, and the names of the drawn pictures where there are any -> HTML.
+# Sections: facts, and the pictures where there are any -> HTML.
 
 
-def _data(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
+def _data(facts: DemoFacts, pictures: dict[str, str]) -> str:
     lengths = sorted(facts.lengths)
     edges, counts = length_histogram(lengths, 16)
     bins = [
@@ -64,19 +62,13 @@ def _data(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
     classes = sorted(facts.classes.items(), key=lambda item: (-item[1], item[0]))
     total = sum(facts.classes.values())
     by_class = [(name, _count(count), _percent(count / total)) for name, count in classes]
-    real, padding = _percent(facts.occupancy), _percent(1 - facts.occupancy)
+    real = _percent(facts.occupancy)
     return _section(
         "The data",
         f"<p>Half of the docstrings have at most {_count(statistics.median(lengths))} bytes; the longest has "
         f"{_count(lengths[-1])}. A padded batch gives each of them the room of its longest, so only {real} of it "
         "would be text. A ragged batch stores the text and where each docstring ends.</p>",
-        f'<figure><div class="share" role="img" aria-label="{real} real tokens, {padding} padding">'
-        f'<span style="width:{100 * facts.occupancy:.2f}%"></span><span></span></div>'
-        f'<figcaption>The training batches, if they were padded: <span class="ragged">{real} real tokens</span>, '
-        f'<span class="padded">{padding} padding</span>.</figcaption></figure>',
-        _picture(
-            pictures, "lengths", "Histogram of docstring lengths in bytes.", "Lengths of all docstrings, in bytes."
-        ),
+        _picture(pictures, "lengths", "Lengths of all docstrings in bytes, and how full batches of them would be."),
         _folded("Lengths as a table", _table("Docstrings by length", ("Bytes", "Docstrings"), bins)),
         _folded(
             f"The {len(classes)} classes", _table("Docstrings by class", ("Class", "Docstrings", "Share"), by_class)
@@ -87,7 +79,7 @@ def _data(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
     )
 
 
-def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
+def _training(facts: DemoFacts, pictures: dict[str, str]) -> str:
     stride = max(1, len(facts.steps) // 16)
     rows = [
         (_count(row.step), f"{row.loss:.3f}", _percent(row.accuracy), _count(row.tokens), _seconds(row.seconds))
@@ -103,14 +95,13 @@ def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
         _picture(
             pictures,
             "loss",
-            "Two line charts: training loss falling and training accuracy rising over the steps.",
             "Loss and accuracy of each training batch (faint) and their running mean (strong).",
         ),
         _folded("The run as a table", _table(caption, ("Step", "Loss (nats)", "Accuracy", "Tokens", "Time"), rows)),
     )
 
 
-def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
+def _comparison(facts: DemoFacts, pictures: dict[str, str]) -> str:
     rows, left_out = facts.comparison, len(facts.comparison) - len(facts.warm)
     head = ("Step", "Loss, ragged", "Loss, padded", "Time, ragged", "Time, padded", "Tokens")
     steps = []
@@ -126,7 +117,6 @@ def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
         _picture(
             pictures,
             "throughput",
-            "Two dot plots, ragged above padded: time per step, and tokens per second.",
             "Every dot is one step, the bar holds the middle half, the line is the median. "
             "Padding does not count as tokens.",
         ),
@@ -148,7 +138,7 @@ def _sides(facts: DemoFacts) -> str:
     return _table("Time for one step, without compiling", head, table)
 
 
-def _compiled(facts: DemoFacts) -> str:
+def _compiled(facts: DemoFacts, pictures: dict[str, str]) -> str:
     rows = []
     for row in facts.compiled:
         counts = (row.graphs, row.breaks, row.compiles, row.kernels)
@@ -160,6 +150,7 @@ def _compiled(facts: DemoFacts) -> str:
         "<p>Every batch has other lengths, and the last one of an epoch has fewer docstrings. "
         f"{escape(' '.join(told))} One graph that is compiled once serves all of these sizes.</p>",
         _table("Counted over the whole run", head, rows),
+        _picture(pictures, "compiled", "The trained model on batches of several sizes: its compiles, and a warm call."),
     )
 
 
@@ -231,16 +222,10 @@ def _section(title: str, *parts: str) -> str:
     return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{escape(title)}</h2>\n{body}\n</section>'
 
 
-def _picture(pictures: dict[str, tuple[str, str]], name: str, alt: str, caption: str) -> str:
+def _picture(pictures: dict[str, str], name: str, caption: str) -> str:
     if name not in pictures:
         return ""
-    light, dark = map(escape, pictures[name])
-    return (
-        '<figure><div class="scroll" tabindex="0"><picture>'
-        f'<source srcset="{dark}" media="(prefers-color-scheme: dark)">'
-        f'<img src="{light}" alt="{escape(alt)}"></picture></div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
+    return f'<div class="scroll" tabindex="0">{pictures[name]}</div><p class="note">{escape(caption)}</p>'
 
 
 def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> str:

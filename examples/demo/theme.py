@@ -1,4 +1,4 @@
-"""The colours of the demo's report, for the style sheet and the plots alike, on a light and on a dark page.
+"""Colours of the demo's report and of the README's picture, on a light and on a dark page.
 
 Teal is ragged and amber is padded wherever either is shown; everything else is ink on paper.
 """
