@@ -11,6 +11,9 @@ from tdc.ops.attention.flex_attention import flex_attention as flex_attention
 from tdc.ops.attention.scaled_dot_product import varlen_attention as varlen_attention
 from tdc.ops.distributions import distribution as distribution
 from tdc.ops.extend import implements as implements
+from tdc.ops.images.windows import random_masking as random_masking
+from tdc.ops.images.windows import window_partition as window_partition
+from tdc.ops.images.windows import window_unpartition as window_unpartition
 from tdc.ops.products.max_sim import max_sim as max_sim
 from tdc.ops.reduce.counts import histc as histc
 from tdc.ops.sampling import top_k_top_p_filtering as top_k_top_p_filtering

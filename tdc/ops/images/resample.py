@@ -7,7 +7,8 @@
                         F.unfold(x, 3)                     -> (B, C * 9, -1), the blocks of each row
 
 A result along one dim is a sum of a few elements (taps) at positions that depend on the row's own size, and dims are
-resampled one after another; with antialias it is a sum of all, most of whose weights are 0. Positions stop at the row's own ends, so that nothing behind them is read.
+resampled one after another; with antialias it is a sum of all, most of whose weights are 0. Positions stop at the row's
+own ends, so that nothing behind them is read.
 """
 
 from __future__ import annotations

@@ -1,0 +1,172 @@
+"""Images of different sizes cut into windows and put together again, and a random share of their patches.
+
+    x (B, C, -1, -1)    window_partition(x, 7)              -> (B, -1, C, 7, 7), the windows of each image
+    x (B, -1, D)        random_masking(x, 0.75)             -> (B, -1, D), a quarter of each example's positions
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.arguments import expect, expect_number
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.typing import OpName
+from tdc.ops.elementwise.factory import positions
+from tdc.ops.images.planes import Planes, Span, measured, planes, reach, resized
+from tdc.ops.images.pool import taken
+from tdc.ops.rectangle import rectangle, repacked
+from tdc.ragged.index import truncate
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+
+
+def window_partition(x: Any, window_size: int | tuple[int, int]) -> Any:
+    """Cut each image into windows that do not overlap, row by row, with zeros behind its last row and column.
+
+    Packed, `.values` are the windows of all images as one dense batch `(W, C, h, w)`: window attention and other
+    modules of one size run on it. Windows of one image never hold pixels of another, nor padding but their own.
+
+    Args:
+        window_size: height and width `(h, w)`, one number for both.
+
+    Shapes:
+        x `(B, C, -1, -1)`, one of the sizes may be static -> `(B, -1, C, h, w)`, `ceil(H / h) * ceil(W / w)` windows of
+        each image. Any dtype.
+
+    Raises:
+        DtypeError: not a ragged batch, or a window size that is not a number.
+        ShapeError: other dims, an image without pixels, or a window size below 1.
+
+    Compile:
+        One graph for all sizes. The number of windows is read from the data.
+
+    Source:
+        `window_partition` of Swin Transformer and of Segment Anything, on each image.
+
+    Example:
+        >>> import torch
+        >>> from tdc.ragged.pack import pack
+        >>> x = pack([torch.ones(3, 8, 5), torch.ones(3, 4, 4)], ragged_dim=(2, 3))
+        >>> windows = window_partition(x, 4)
+        >>> windows.lengths, windows.values.shape
+        (tensor([4, 1]), torch.Size([5, 3, 4, 4]))
+    """
+    op = "window_partition"
+    expect(op, x, NestedTensor, MaskedBatch)
+    h, w = reach(op, 2, window_size=window_size)[0]
+    spans = [Span(1, h - 1, h), Span(1, w - 1, w)]
+    p, data = planes(x, 2, op, [Span(), Span()], "windows")
+    data = F.pad(data, (0, -data.shape[3] % w, 0, -data.shape[2] % h))
+    parts = data.unflatten(3, (-1, w)).unflatten(2, (-1, h)).permute(0, 1, 3, 5, 2, 4)
+    grid: Any = resized(p, parts.flatten(1, 3), spans)
+    return grid.flatten(2).transpose(1, 2).unflatten(2, (data.shape[1], h, w))
+
+
+def window_unpartition(windows: Any, like: Any) -> Any:
+    """Put the windows of `window_partition` together again; the inverse, which cuts what was behind the images.
+
+    Args:
+        like: the batch that was cut, or another one of its sizes.
+
+    Shapes:
+        windows `(B, -1, D, h, w)` and like `(B, C, -1, -1)` -> `(B, D, -1, -1)`.
+
+    Raises:
+        DtypeError: not ragged batches.
+        StructureError: another container, or another number of windows than the images have.
+        ShapeError: other dims.
+
+    Compile:
+        One graph for all sizes.
+
+    Source:
+        `window_reverse` of Swin Transformer, `window_unpartition` of Segment Anything, on each image.
+
+    Example:
+        >>> import torch
+        >>> from tdc.ragged.pack import pack
+        >>> x = pack([torch.ones(3, 8, 5), torch.ones(3, 4, 4)], ragged_dim=(2, 3))
+        >>> window_unpartition(window_partition(x, 4), x).sizes.tolist()
+        [[8, 5], [4, 4]]
+    """
+    op = "window_unpartition"
+    expect(op, windows, NestedTensor, MaskedBatch, of=" of windows")
+    expect(op, like, type(windows), of=" of images")
+    if windows.ndim != 5 or windows._batch_dim or windows.ragged_dims != (1,):
+        hint = "window_partition makes them"
+        raise ShapeError(message(op, "windows (B, -1, D, h, w)", describe(windows), hint=hint))
+    p = measured(like, 2, op, [Span(), Span()], "windows")
+    data = rectangle(windows, 0)
+    h, w = data.shape[3:]
+    data = in_grid(op, windows, data, p, (Span(1, h - 1, h), Span(1, w - 1, w)))
+    image = data.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+    return repacked(image[:, :, : p.widest[0], : p.widest[1]], like)
+
+
+def in_grid(op: OpName, parts: Any, data: Tensor, p: Planes, spans: tuple[Span, Span]) -> Tensor:
+    """A rectangle `(B, P, *S)` of the parts of each image as one of their places, `(B, rows, columns, *S)`.
+
+    Places that an image lacks hold any of its parts.
+    """
+    high, wide = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
+    text = message(op, "as many parts as the images have", "others", hint="pass the batch that was cut")
+    if parts.batch_size[0] != high.shape[0]:
+        raise StructureError(text)
+    lengths = parts.lengths if isinstance(parts, NestedTensor) else parts.lengths[:, 0]
+    require((lengths == high * wide).all(), text, StructureError)
+    rows, columns = [torch.arange(s.at(n), device=data.device) for s, n in zip(spans, p.widest, strict=True)]
+    index = rows[:, None] * wide[:, None, None] + columns
+    return taken(data, 1, index.clamp(max=data.shape[1] - 1))
+
+
+def random_masking(x: Any, mask_ratio: float, noise: Any = None) -> tuple[Any, Any, Any]:
+    """Keep a random share of each example's positions, as masked autoencoders do.
+
+    Args:
+        mask_ratio: the share that is removed; of L positions `int(L * (1 - mask_ratio))` stay.
+        noise: a batch `(B, -1)` whose smallest numbers stay; uniform by default.
+
+    Shapes:
+        x `(B, -1, *S)` -> what is kept `(B, -1, *S)` in random order; a bool batch `(B, -1)`, True where a position was
+        removed; and `ids_restore` `(B, -1)`, int64. What is kept, with one token for each position that was removed
+        behind it, has its first order as `torch.cat([kept, tokens], 1)[:, ids_restore]`.
+
+    Raises:
+        DtypeError: not a ragged batch, or a ratio that is not a number.
+        ShapeError: a ratio outside of [0, 1], or another ragged dim than the first one.
+        StructureError: noise of other lengths.
+
+    Compile:
+        One graph for all lengths. The number of positions that stay is read from the data.
+
+    Source:
+        `random_masking` of masked autoencoders (MAE), on each example.
+
+    Example:
+        >>> import torch
+        >>> from tdc.ragged.pack import pack
+        >>> x = pack([torch.ones(8, 2), torch.ones(4, 2)])
+        >>> kept, removed, ids_restore = random_masking(x, 0.75)
+        >>> kept.lengths, removed.sum(1)
+        (tensor([2, 1]), tensor([6, 3]))
+    """
+    op = "random_masking"
+    expect(op, x, NestedTensor, MaskedBatch)
+    expect_number(op, mask_ratio)
+    if not 0 <= mask_ratio <= 1:
+        raise ShapeError(message(op, "a mask_ratio in [0, 1]", f"{mask_ratio}", hint="mask_ratio=0.75"))
+    if x._batch_dim or x.ragged_dims != (1,):
+        hint = "x.flatten(2).transpose(1, 2) makes patches of images (B, D, -1, -1)"
+        raise ShapeError(message(op, "patches (B, -1, D)", describe(x), hint=hint))
+    places: Any = positions(x)
+    noise = torch.rand_like(places, dtype=torch.float32) if noise is None else noise + torch.zeros_like(places)
+    order = noise.argsort(1)
+    ids_restore = order.argsort(1)
+    lengths = x.lengths if isinstance(x, NestedTensor) else x.lengths[:, 0]
+    keep = (lengths.double() * (1 - mask_ratio)).long()
+    return x[:, truncate(order, keep)], ids_restore >= keep.unsqueeze(1), ids_restore
