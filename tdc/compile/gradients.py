@@ -67,6 +67,7 @@ def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bo
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
+    gradient.derived = fn, argnums, has_aux, False  # type: ignore[attr-defined]  # `vmap` over ragged rows reads it
     return gradient
 
 
@@ -86,7 +87,9 @@ def value_and_grad(
     Source:
         `torch.func.grad_and_value`; the order of results is that of `jax.value_and_grad`.
     """
-    return both_of("value_and_grad", fn, argnums, has_aux)
+    both = both_of("value_and_grad", fn, argnums, has_aux)
+    both.derived = fn, argnums, has_aux, True  # type: ignore[attr-defined]  # as that of `grad`
+    return both
 
 
 def both_of(op: str, fn: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool) -> Callable[..., Any]:

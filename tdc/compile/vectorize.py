@@ -4,8 +4,10 @@
     tdc.vmap(fn, out_dims=(1,))(td)                       the RFC's spelling of a single result
     tdc.vmap(fn, in_dims=({"a": 0, "b": None},))(td)      a dim for each key
 
-A NestedTensor or MaskedBatch is mapped over one of its static dims; its structure is shared. The batch dim of a ragged
-batch cannot be mapped, since its examples differ in size: use `tdc.unbatched(fn)`.
+    tdc.vmap(tdc.grad(loss), in_dims=(None, 0))(w, x)     x (B, -1, D): loss sees a row, (n, D); gradients by example
+
+A NestedTensor or MaskedBatch is mapped over one of its static dims; its structure is shared. Rows differ in size: a
+function of each row runs by `tdc.batch`, see `autobatch/by_row.py`.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ def vmap(
 ) -> Callable[..., Any]:
     """Map a function over a dim of its arguments, all at once.
 
+    Over the batch dim of ragged rows the function sees a row, and runs as `tdc.batch(fn)` does, of whose operations it
+    is made. It may be `tdc.grad(loss)` or `tdc.value_and_grad(loss)`: gradients by example, of shared parameters, too.
+
     Args:
         in_dims: one for all arguments, or a tuple with one for each: an int, None, a pytree of these, or for a
             TensorDict a mapping or TensorDict of keys to them (other keys are not mapped).
@@ -62,7 +67,7 @@ def vmap(
         A function of the same arguments. A result that is None stays None.
 
     Raises:
-        ShapeError: a ragged or missing dim, the batch dim of ragged rows, or mapped dims of different sizes.
+        ShapeError: a ragged or missing dim, or mapped dims of different sizes.
         DtypeError: an argument or a result that is neither a tensor nor a container; a result may be None.
         UnsupportedError, CallError: a function with `if` on tensors, `.item()` or random numbers; what torch refused.
 
@@ -83,6 +88,9 @@ def vmap(
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         given = one_for_each("vmap", in_dims, args)
+        if any([is_rows(x, d) for x, d in zip((*args, *kwargs.values()), (*given, *[0] * len(kwargs)), strict=True)]):
+            check_rows_options(chunk_size)
+            return BY_ROW[0](fn, given, out_dims, args, kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=is_ragged)
         dims = [d for arg, dim in zip((*args, kwargs), (*given, 0), strict=True) for d in dims_of(arg, dim)]
         pairs = [for_torch(x, d) for x, d in zip(flat, dims, strict=True)]
@@ -102,6 +110,28 @@ def vmap(
         return results_at(put_back(out, form) if at == 0 else out, out_dims)
 
     return mapped
+
+
+BY_ROW: list[Callable[..., Any]] = []  # what maps over ragged rows, in a room above
+
+
+def run_rows_by(run: Callable[..., Any]) -> None:
+    """Register the function that maps over the rows of ragged batches."""
+    BY_ROW.append(run)
+
+
+def is_rows(x: Any, dim: Any) -> bool:
+    """True for an argument that is mapped over the batch dim of ragged rows."""
+    if isinstance(x, TensorDict):
+        return dim == 0 and any([is_ragged(leaf) for leaf in x._leaves.values()])
+    return is_ragged(x) and isinstance(dim, int) and dim in (x._batch_dim, x._batch_dim - x.ndim)
+
+
+def check_rows_options(chunk_size: int | None) -> None:
+    """Refuse chunks of ragged rows."""
+    if chunk_size is not None:
+        hint = "x[i : i + n] of some rows at a time"
+        raise UnsupportedError(message("vmap", "all ragged rows at once", f"chunk_size={chunk_size}", hint=hint))
 
 
 def one_for_each(op: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from tdc.autobatch.per_example.table import (
     each,
     flattened,
     is_operand,
+    is_own,
     of_rank,
     one_by_one,
     only_shared,
@@ -154,6 +155,27 @@ def static_tail(op: Any) -> Op:
     return run
 
 
+def normalized(op: Any) -> Op:
+    """A row for `layer_norm` or `rms_norm`, whose weights may differ between examples."""
+
+    def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+        x = ragged(input, op)
+        if not is_own(weight) and not is_own(bias):
+            return op(x, normalized_shape, weight, bias, eps)
+        y = op(x, normalized_shape, eps=eps)
+        if weight is not None:
+            y = torch.mul(*together(op, [y, weight]))
+        return y if bias is None else torch.add(*together(op, [y, bias]))
+
+    def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+        x = ragged(input, op)
+        if not is_own(weight):
+            return op(x, normalized_shape, weight, eps)
+        return torch.mul(*together(op, [op(x, normalized_shape, eps=eps), weight]))
+
+    return layer_norm if op is F.layer_norm else rms_norm
+
+
 def matrices(op: Any) -> Op:
     """`through` for operations on the last two dims, which examples must have."""
 
@@ -279,7 +301,7 @@ OWN: dict[Any, Op] = {
     F.pad: pad, torch.repeat_interleave: repeat_interleave, torch.numel: numel,
     torch.trace: trace, torch.quantile: quantile(torch.quantile), torch.nanquantile: quantile(torch.nanquantile),
     torch.max: extreme(torch.max), torch.min: extreme(torch.min), torch.tril: matrices(torch.tril),
-    torch.triu: matrices(torch.triu), F.layer_norm: static_tail(F.layer_norm), F.rms_norm: static_tail(F.rms_norm),
+    torch.triu: matrices(torch.triu), F.layer_norm: normalized(F.layer_norm), F.rms_norm: normalized(F.rms_norm),
     F.pixel_shuffle: static_tail(F.pixel_shuffle), F.pixel_unshuffle: static_tail(F.pixel_unshuffle),
     **{op: spread_of(op) for op in (torch.std, torch.var, torch.std_mean, torch.var_mean)},
 }  # fmt: skip

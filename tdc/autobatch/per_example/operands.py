@@ -96,6 +96,18 @@ def unary(op: Any) -> Op:
     return run
 
 
+def embedding(input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`embedding`, with a table of each example as well."""
+    if type(weight) is not Lane:
+        return F.embedding(ragged(input, F.embedding), weight, padding_idx, max_norm, *args, **kwargs)
+    if padding_idx is not None or max_norm is not None:
+        refuse("torch.embedding of a table of each example, with padding_idx or max_norm", "leave it out")
+    count, size = weight.data.shape[:2]
+    first = lane_of(torch.arange(count, device=weight.data.device) * size)
+    ids, own = together(F.embedding, [ragged(input, F.embedding), first])
+    return F.embedding(torch.add(ids, own), weight.data.flatten(0, 1))
+
+
 def masked_fill(x: Any, mask: Any, value: Any) -> Any:
     """`masked_fill`, with a value of each example as well."""
     if type(value) is Lane or isinstance(value, NestedTensor):
@@ -203,6 +215,7 @@ OWN: dict[Any, Op] = {
     torch.Tensor.type_as: lambda x, other: to(x, other), **{op: clone(op) for op in CLONES},
 }  # fmt: skip
 
+OWN[F.embedding] = embedding
 for _op, _row in OWN.items():
     put(_op, _row)
 for _op in ELEMENTWISE:
@@ -215,6 +228,6 @@ for _rule in RULES:
 for _op in (
     F.dropout, F.alpha_dropout, torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli,
     torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like, torch.is_floating_point, torch.is_complex,
-    torch.is_signed, F.embedding,
+    torch.is_signed,
 ):  # fmt: skip
     put(_op, unary(_op))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.autobatch.per_example.operands import together
-from tdc.autobatch.per_example.table import of_rank, only_shared, put, rank, refuse, with_batch
+from tdc.autobatch.per_example.table import is_own, of_rank, only_shared, put, rank, refuse, with_batch
 from tdc.autobatch.values import Lane, lane_of
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, describe, message
@@ -220,6 +220,8 @@ def multi_head(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> A
     if any([rank(x) != 2 for x in (query, key, value)]):
         refuse(f"torch.{name_of(op)} of a batch", "call it for one example: (T, E)")
     like = next(x for x in (query, key, value) if isinstance(x, NestedTensor))
+    if any([is_own(a) for a in (*args, *kwargs.values()) if a is not kwargs.get("attn_mask")]):
+        return multi_head_of_own(query, key, value, *args, **kwargs)
     names = ("key_padding_mask", "static_k", "static_v")
     only_shared(op, *args, *[a for name, a in kwargs.items() if name != "attn_mask"])
     if any([kwargs.get(name) is not None for name in names]):
@@ -235,6 +237,35 @@ def multi_head(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> A
         out = out.values.unflatten(0, (-1, length))
         weights = None if weights is None else refuse("weights of dense queries", "need_weights=False")
     return out, weights
+
+
+def multi_head_of_own(
+    query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, in_proj_weight: Any, in_proj_bias: Any,
+    bias_k: Any, bias_v: Any, add_zero_attn: bool, dropout_p: float, out_proj_weight: Any, out_proj_bias: Any,
+    training: bool = True, key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None,
+    is_causal: bool = False, use_separate_proj_weight: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """Multi-head attention with weights of each example."""
+    if add_zero_attn or use_separate_proj_weight or any([x is not None for x in (bias_k, bias_v, key_padding_mask)]):
+        refuse("torch.multi_head_attention_forward of unusual form, whose weights differ", "share the weights")
+    if need_weights:
+        refuse("torch.multi_head_attention_forward with weights as results", "need_weights=False")
+    parts: list[Any] = []
+    for i, x in enumerate((query, key, value)):
+        w, b = [thirds(p, i, embed_dim_to_check) for p in (in_proj_weight, in_proj_bias)]
+        y: Any = linear(x, w, b)
+        parts.append(y.unflatten(-1, (num_heads, -1)).transpose(1, 2))  # (B, H, T, E)
+    mask = None if is_causal else attn_mask
+    q, k, v = [example(y) for y in parts]
+    out: Any = attention(q, k, v, mask, dropout_p if training else 0.0, is_causal)
+    return linear(out.transpose(1, 2).flatten(-2), out_proj_weight, out_proj_bias), None
+
+
+def thirds(p: Any, i: int, size: int) -> Any:
+    """The part of joined weights for queries, keys or values."""
+    if type(p) is Lane:
+        return lane_of(p.data.narrow(1, i * size, size))
+    return None if p is None else p.narrow(0, i * size, size)
 
 
 OWN: dict[Any, Op] = {

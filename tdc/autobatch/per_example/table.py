@@ -125,6 +125,11 @@ def is_operand(x: Any) -> bool:
     return isinstance(x, (NestedTensor, Tensor)) or type(x) is Lane
 
 
+def is_own(x: Any) -> bool:
+    """True for an operand that differs between examples."""
+    return isinstance(x, NestedTensor) or type(x) is Lane
+
+
 def ragged(x: Any, op: Any) -> Any:
     """The first operand, which must be ragged."""
     if not isinstance(x, NestedTensor):
@@ -160,7 +165,7 @@ def count_of(operands: Iterable[Any]) -> Any:
 def only_shared(op: Any, *args: Any) -> None:
     """Raise UnsupportedError for arguments that differ between examples."""
     for part in [part for a in args for part in (a if isinstance(a, (tuple, list)) else (a,))]:
-        if isinstance(part, NestedTensor) or type(part) is Lane:
+        if is_own(part):
             refuse(f"torch.{name_of(op)} with an argument that differs between examples", "share it between them")
 
 
