@@ -24,6 +24,7 @@ from tdc.core.extras import extra
 from tdc.hf.packed import CROSS, OP, Asked, Packed
 from tdc.kernels.attention.rectangle import causal_mask, shared_heads
 from tdc.ops.attention.scaled_dot_product import varlen_attention
+from tdc.ragged.nested import NestedTensor
 
 NAME = "tdc"
 PADDED = "tdc.interop.to_hf(batch) for a padded call"
@@ -55,6 +56,8 @@ def attention(
     plain: Any, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it: rows to themselves, or `plain` where the batch is padded."""
+    if isinstance(query, NestedTensor):
+        return of_waves(module, query, key, value, **options)
     if attention_mask is None:
         attention_mask = options.get(CROSS)
     if not isinstance(attention_mask, Packed):
@@ -79,6 +82,17 @@ def attention(
     elif (bias := options.get("position_bias")) is not None and bias.ndim:  # (1, H, L, M): a row reads its corner
         how["mask"] = bias
     return varlen_attention(q, k, v, rows, keys, **how)[None], None
+
+
+def of_waves(
+    module: Any, query: Any, key: Any, value: Any, scaling: float | None = None, dropout: float = 0.0, **options: Any
+) -> tuple[Any, None]:  # fmt: skip
+    """Attention of the rows of a model of waves, each to itself: (B, H, -1, D) -> (B, -1, H, D)."""
+    refuse_unknown(module, options)
+    causal = options.get("is_causal")
+    causal = bool(getattr(module, "is_causal", False) if causal is None else causal)
+    out: Any = F.scaled_dot_product_attention(query, key, value, None, dropout, causal, scale=scaling)
+    return out.transpose(1, 2), None
 
 
 def capped(

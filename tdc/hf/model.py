@@ -34,6 +34,7 @@ from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below, parameter
 from tdc.hf.outputs import nest_output, settle_output
 from tdc.hf.packed import OP
 from tdc.hf.positions import Side, counted, hook_positions
+from tdc.hf.waves import attend_waves, is_of_waves
 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
 OF_ROWS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForQuestionAnswering")
@@ -51,6 +52,9 @@ def attend(model: Any, *, check: bool = True) -> Any:
 
         Of encoder and decoder, input_ids or inputs_embeds have one structure, and decoder_input_ids or
         decoder_inputs_embeds and labels another. Whisper's input_features `(B, F, T)` are dense.
+
+        Of models of raw waves, such as Wav2Vec2, input_values are a NestedTensor `(B, -1)`, and there are no labels:
+        `F.ctc_loss` takes the logits.
 
     Args:
         model: a model that asks transformers for its attention function: most do. It is changed in place.
@@ -82,6 +86,8 @@ def attend(model: Any, *, check: bool = True) -> Any:
     if hasattr(model.forward, "tdc_ragged"):  # it is done already, and another attention may have been set since
         model.set_attn_implementation(NAME)
         return model
+    if is_of_waves(model):
+        return attend_waves(model, unbound(model.forward), check)
     known = encoder_decoder_of(model) if is_encoder_decoder(model) else head_of(model)
     before = model.config._attn_implementation
     expected = alone(model) if check else None
