@@ -37,6 +37,9 @@ def filter_bank(bands: int, n_fft: int, rate: int) -> Tensor:
 class Recognizer(nn.Module):
     """Waves (B, -1) to the log-probabilities (B, -1, 1 + LETTERS) of a blank and the letters at each frame."""
 
+    window: Tensor
+    bank: Tensor
+
     def __init__(self, width: int = 48) -> None:
         super().__init__()
         self.register_buffer("window", torch.hann_window(N_FFT))
