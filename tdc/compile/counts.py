@@ -24,7 +24,8 @@ from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.core.arguments import expect_function
-from tdc.core.dynamo import find_in_tuples, with_own_graphs
+from tdc.core.container import extend_dynamo
+from tdc.core.dynamo import with_own_graphs
 from tdc.core.errors import StructureError, message
 from tdc.core.slow_paths import users_line
 
@@ -82,7 +83,7 @@ class counted:
         self._kernels = self._breaks = 0
         self._seconds = 0.0
         self._compiled = torch.compile(with_own_graphs(fn), backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
-        find_in_tuples()
+        extend_dynamo()
 
     def __repr__(self) -> str:
         own = self.counts

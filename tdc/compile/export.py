@@ -35,7 +35,15 @@ from tdc.compile.symbols import Names, outputs
 from tdc.core import pytree
 from tdc.core.annotations import python_signature
 from tdc.core.arguments import expect_function
-from tdc.core.errors import DtypeError, FormatError, MethodError, UnsupportedError, describe, message
+from tdc.core.errors import (
+    DtypeError,
+    FormatError,
+    MethodError,
+    UnsupportedError,
+    describe,
+    message,
+    missing_folder,
+)
 from tdc.core.slow_paths import users_line
 from tdc.core.torch_functions import arguments_by_name, own_name
 
@@ -198,7 +206,8 @@ class Exported:
             The path.
 
         Raises:
-            FormatError: a path that does not end in `.pt2`, another format, or another word for weights.
+            FormatError: a path that does not end in `.pt2` or is not in a folder, another format, or another word for
+                weights.
             UnsupportedError: a compiled package is saved again.
         """
         path = Path(path)
@@ -281,6 +290,11 @@ def check_saving(path: Path, format: str, weights: str) -> None:
     if path.suffix != ".pt2":
         hint = f"exported.save({path.with_suffix('.pt2').name!r})"
         raise FormatError(message("compile.Exported.save", "a path that ends in .pt2", f"{path.name!r}", hint=hint))
+    if not path.parent.is_dir():
+        raise missing_folder("compile.Exported.save", path.parent)
+    if path.is_dir():
+        hint = "exported.save(path / 'model.pt2')"
+        raise FormatError(message("compile.Exported.save", "a path of a file", f"{path.name!r}, a folder", hint=hint))
 
 
 def named(

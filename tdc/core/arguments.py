@@ -117,6 +117,16 @@ def shown_traced(n: int) -> str:
 trace_as(shown, shown_traced)
 
 
+NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat)
+
+
+def as_data(x: Any, device: torch.device | None = None) -> torch.Tensor:
+    """Numbers, lists of them and arrays as a tensor. `torch.as_tensor` would make constants of numbers in a graph."""
+    if type(x) in NUMBERS:
+        return torch.full((), x, device=device)
+    return torch.tensor(x, device=device) if type(x) in (list, tuple) else torch.as_tensor(x, device=device)
+
+
 def refuse_to(*given: Any, **named: Any) -> None:
     """Refuse what is neither a device nor a dtype among the arguments of a `to` that failed, and CUDA where there is
     none."""

@@ -20,7 +20,7 @@ import torch
 
 from tdc.core.arguments import normal_dim
 from tdc.core.calls import CHECKS, checked, refuse_call
-from tdc.core.dynamo import constant, find_in_tuples, trace_as
+from tdc.core.dynamo import compare_with_numbers, constant, find_in_tuples, trace_as
 from tdc.core.errors import (
     DtypeError,
     MethodError,
@@ -174,7 +174,7 @@ def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
 
     As a constant it leaves a guard on the row and none on the table, whose size thus costs nothing.
     """
-    find_in_tuples()
+    extend_dynamo()
     row = row_of(op, cls, types)
     if op not in CHECKS:
         return row
@@ -187,6 +187,12 @@ def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
 trace_as(row_of, traced_row)
 
 
+def extend_dynamo() -> None:
+    """Make the changes to Dynamo that containers need, once."""
+    find_in_tuples()
+    compare_with_numbers(Container)
+
+
 @constant
 def operator_row(op: Op, cls: Any, other: Any) -> str | None:
     """Name of the row of an operator between a container and an object of another type; None where that is refused."""
@@ -196,6 +202,16 @@ def operator_row(op: Op, cls: Any, other: Any) -> str | None:
     if issubclass(other, (torch.Tensor, int, float, complex, torch.SymInt, torch.SymFloat)) or foreign:
         return row_of(op, cls)
     return None
+
+
+@constant
+def traced_operator_row(op: Op, cls: Any, other: Any) -> str | None:
+    """Replace `operator_row` in graphs."""
+    extend_dynamo()
+    return operator_row(op, cls, other)
+
+
+trace_as(operator_row, traced_operator_row)
 
 
 def outermost(types: Iterable[type]) -> type[Container]:

@@ -14,6 +14,7 @@ name is found by `core/private.py`; one that is gone costs a feature. `core/prob
 
 from __future__ import annotations
 
+import operator
 import traceback
 import warnings
 from collections.abc import Callable, Generator
@@ -424,7 +425,7 @@ def with_own_graphs(fn: Any) -> Any:
 def find_in_tuples() -> None:
     """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15).
 
-    The one change of this library to Dynamo itself, made once, when the first row is traced.
+    Like `compare_with_numbers` a change to Dynamo itself, made once, when the first row is traced.
     """
     module = find("torch._dynamo.variables.torch_function")
     flatten = find("torch._dynamo.variables.torch_function:_flatten_vts", takes=("vts",))
@@ -435,6 +436,30 @@ def find_in_tuples() -> None:
         return [x for vt in found for x in (flattened(vt.items) if type(vt) is tuples else [vt])]  # a Size is none
 
     module._flatten_vts = flattened
+
+
+@optional("comparisons with numbers that vary", lost="x == n in graphs; torch.eq(x, n) works", instead=nothing)
+@cache
+def compare_with_numbers(base: type) -> None:
+    """Let Dynamo call the operator of a container for `x < n` where n is a number that varies (2.11-2.15).
+
+    To Dynamo no object is equal to a number that it traces: `x == n` is False, and `x < n` fails.
+    """
+    handlers = find("torch._dynamo.variables.builtin:BuiltinVariable._binop_handlers")()
+    number = find("torch._dynamo.variables:SymNodeVariable")
+    user_defined = find("torch._dynamo.variables:UserDefinedObjectVariable")
+    for name, reflected in REFLECTED_COMPARISONS.items():
+
+        def compare(tx: Any, a: Any, b: Any, *, names: tuple[str, str] = (name, reflected)) -> Any:
+            mine, other, used = (a, b, names[0]) if isinstance(b, number) else (b, a, names[1])
+            return mine.call_method(tx, f"__{used}__", [other], {}) if issubclass(mine.python_type(), base) else None
+
+        of_op = handlers[getattr(operator, name)]
+        of_op[:0] = [((user_defined, number), compare), ((number, user_defined), compare)]
+    find("torch._dynamo.variables.builtin:BuiltinVariable.call_function_handler_cache").clear()
+
+
+REFLECTED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 # -- storage

@@ -8,6 +8,9 @@ A plain -1 would answer silently: `table[:, :x.shape[1]]` drops the last entry. 
 only, and C++ reads an int past every method, so this is a SymInt: Python calls the methods here, functions of torch
 `__torch_function__`, and C++ the `node`.
 
+`torch.ones(n, n)` fails with torch's own words: the parser takes a first argument that has `__torch_function__` for all
+sizes, and then has one too many. It asks nothing of Python that could raise another error; `torch.ones((n, n))` does.
+
 Invariants: only equality, hash and text give an answer; a graph traces the same class, and may return it.
 """
 
@@ -27,7 +30,7 @@ MADE = "torch.zeros_like(x) and the like; recurrent layers are built with batch_
 MASK = "nn.TransformerEncoder(...)(x, mask=..., is_causal=True or False); torch.full_like(x, value) of elements"
 VIEWS = (Tensor.view, Tensor.reshape, torch.reshape, Tensor.expand, Tensor.unflatten, torch.unflatten)
 FACTORIES = (torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn)
-NUMBERS = ["bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "neg", "pos", "abs", "invert"]
+NUMBERS = ["bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "neg", "pos", "abs", "invert", "iter"]
 ORDERS = ["lt", "le", "gt", "ge"]
 BITS = ["and", "or", "xor"]
 ARITHMETIC = [*BITS, "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"]
@@ -83,6 +86,8 @@ class RaggedSize(torch.SymInt):
     @classmethod
     def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func in VIEWS:
+            if count_in([*args, *(kwargs or {}).values()]) > 1:
+                refuse(func)
             named: dict[str, Any] = kwargs or {}
             return func(*[plain(a) for a in args], **{name: plain(a) for name, a in named.items()})
         refuse(func, MASK if func is torch.full else MADE if func in FACTORIES else HINT)
@@ -94,6 +99,14 @@ def plain(given: Any) -> Any:
     if isinstance(given, (tuple, list)):
         return [plain(n) for n in sizes]
     return -1 if isinstance(given, RaggedSize) else given
+
+
+def count_in(given: Any) -> int:
+    """Number of sizes of ragged dims among arguments; torch infers one."""
+    if isinstance(given, (tuple, list)):
+        members: Any = given
+        return sum([count_in(n) for n in members])
+    return int(isinstance(given, RaggedSize))
 
 
 def refusing(name: str) -> Op:

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, UnsupportedError, describe, message, missing_folder
 from tdc.io.filenames import MANIFEST
 from tdc.io.manifest import START
 
@@ -40,10 +40,6 @@ SWAP = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 NO_LINK = (errno.EPERM, errno.EOPNOTSUPP)  # of file systems that have one name for a file
 NO_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
-
-
-class MissingFolder(FormatError, FileNotFoundError):
-    """The folder that a path is in does not exist."""
 
 
 @contextmanager
@@ -65,8 +61,7 @@ def staged(op: str, path: Any, overwrite: bool, sync: bool, file: str = "") -> I
     try:
         parent = os.open(head or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        got, hint = f"none at {head!r}", "Path(path).parent.mkdir(parents=True) first"
-        raise MissingFolder(message(op, "a path in a folder that is there", got, hint=hint)) from None
+        raise missing_folder(op, head) from None
     temporary, folder = "", -1
     try:
         (check_no_file if file else check_free)(op, parent, name, overwrite)

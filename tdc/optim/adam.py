@@ -20,9 +20,10 @@ from tdc.optim.base import optimizer
 from tdc.optim.checks import check_numbers, given, pair_of
 from tdc.optim.foreach import Column, Scalar
 from tdc.optim.fused import can_fuse, fused_update
-from tdc.optim.transform import Optimizer, Rate
+from tdc.optim.transform import Optimizer, Rate, takes_rate
 
 
+@takes_rate
 def adam(
     lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
     amsgrad: bool = False,
@@ -52,6 +53,7 @@ def adam(
     return of_adam("optim.adam", lr, betas, eps, weight_decay, amsgrad, False)
 
 
+@takes_rate
 def adamw(
     lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
     amsgrad: bool = False,
@@ -106,6 +108,7 @@ def moved_squares(squares: Column, xs: Column, beta: float) -> Column:
     return c.plus_product(c.times(squares, beta), xs, xs, 1 - beta)
 
 
+@takes_rate
 def adamax(
     lr: Rate = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
 ) -> Optimizer:
@@ -137,6 +140,7 @@ def adamax(
     return optimizer(op, lr, ("mean", "largest"), many, lambda rate, n: (rate / debias(beta1, n),))
 
 
+@takes_rate
 def nadam(
     lr: Rate = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
     momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False,
@@ -178,6 +182,7 @@ def nadam(
     return optimizer(op, lr, ("mean", "square"), many, scalars, kept={"product": 1.0})
 
 
+@takes_rate
 def radam(
     lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,

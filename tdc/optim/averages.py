@@ -25,7 +25,7 @@ from tdc.optim.adam import debias, decayed, moved_squares
 from tdc.optim.base import Start, first_step, of_columns, optimizer, wide
 from tdc.optim.checks import check_keys, check_numbers, check_td, differing, pair_of, refuse_differing, trainable
 from tdc.optim.foreach import Column, Scalar, extended
-from tdc.optim.transform import PARAMETERS, Optimizer, Rate, Transform
+from tdc.optim.transform import PARAMETERS, Optimizer, Rate, Transform, takes_rate
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 AVERAGE = "average"
@@ -172,6 +172,7 @@ def copy(p: Tensor) -> Tensor:
 START: dict[str, Start] = {"fast": copy, "average": copy}
 
 
+@takes_rate
 def schedule_free_sgd(lr: Rate = 1.0, momentum: float = 0.9, weight_decay: float = 0.0, warmup: int = 0) -> Optimizer:
     """Schedule-free SGD; evaluate with `averaged(state)`.
 
@@ -211,6 +212,7 @@ def schedule_free_sgd(lr: Rate = 1.0, momentum: float = 0.9, weight_decay: float
     return optimizer(op, lr, ("fast", "average"), many, scalars, start=START, kept={"weight": 0.0}, warmup=warmup)
 
 
+@takes_rate
 def schedule_free_adamw(
     lr: Rate = 2.5e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
     warmup: int = 0,

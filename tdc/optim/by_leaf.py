@@ -24,12 +24,13 @@ from tdc.optim.base import optimizer, wide
 from tdc.optim.checks import check_numbers, pair_of, trainable
 from tdc.optim.combine import by_paths
 from tdc.optim.foreach import Column, Scalar
-from tdc.optim.transform import Optimizer, Rate
+from tdc.optim.transform import Optimizer, Rate, takes_rate
 from tdc.tensordict.tensordict import TensorDict
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
+@takes_rate
 def lamb(
     lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0
 ) -> Optimizer:
@@ -84,6 +85,7 @@ def norm(x: Tensor, k: int) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=k).view((*x.shape[:k], *[1] * (x.ndim - k)))
 
 
+@takes_rate
 def muon(
     lr: Rate = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95, nesterov: bool = True,
     ns_coefficients: tuple[float, float, float] = NEWTON_SCHULZ, eps: float = 1e-7, ns_steps: int = 5,
@@ -157,6 +159,7 @@ def orthogonal(g: Tensor, coefficients: tuple[float, float, float], steps: int, 
     return x.mT if tall else x
 
 
+@takes_rate
 def adafactor(
     lr: Rate = 1e-2, beta2_decay: float = -0.8, eps: tuple[float | None, float] = (None, 1e-3), d: float = 1.0,
     weight_decay: float = 0.0,

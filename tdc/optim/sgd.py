@@ -15,9 +15,10 @@ from tdc.optim.base import optimizer, wide
 from tdc.optim.checks import check_numbers, given, pair_of
 from tdc.optim.foreach import Column, Scalar
 from tdc.optim.fused import can_fuse, fused_update
-from tdc.optim.transform import Optimizer, Rate
+from tdc.optim.transform import Optimizer, Rate, takes_rate
 
 
+@takes_rate
 def sgd(
     lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
 ) -> Optimizer:
@@ -66,6 +67,7 @@ def sgd(
     return optimizer(op, lr, ("momentum",) if given(momentum) else (), many, scalars)
 
 
+@takes_rate
 def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:
     """Steps by the sign of `lerp(mean, gradient, 1 - beta1)`, with decoupled weight decay.
 
@@ -103,6 +105,7 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
     return optimizer(op, lr, ("mean",), many, scalars)
 
 
+@takes_rate
 def adagrad(
     lr: Rate = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0, initial_accumulator_value: float = 0.0,
     eps: float = 1e-10,
@@ -141,6 +144,7 @@ def adagrad(
     return optimizer(op, lr, ("sum",), many, scalars, start={"sum": first})
 
 
+@takes_rate
 def rmsprop(
     lr: Rate = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0, momentum: float = 0.0,
     centered: bool = False,
@@ -186,6 +190,7 @@ def rmsprop(
     return optimizer(op, lr, names, many, lambda rate, n: (rate,))
 
 
+@takes_rate
 def adadelta(lr: Rate = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0) -> Optimizer:
     """Steps scaled by a running mean of those before; settings as in `torch.optim.Adadelta`.
 

@@ -12,13 +12,15 @@ Invariant: nothing is changed in place; a parameter without an update stays the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from tdc.core.errors import DtypeError, MethodError, describe, message
 from tdc.tensordict.tensordict import TensorDict
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
@@ -26,6 +28,32 @@ Rate: TypeAlias = "float | Tensor | Schedule"
 Update: TypeAlias = Callable[[TensorDict, TensorDict, TensorDict], tuple[TensorDict, TensorDict]]
 Rates: TypeAlias = Callable[[TensorDict], dict[str, Tensor]]
 GRADIENTS, PARAMETERS = "gradients", "parameters"
+P = ParamSpec("P")
+Out = TypeVar("Out")
+OF_TORCH = {  # attributes of torch's optimisers, and what to write instead
+    "step": "params, state = opt.update(grads, state, params); a whole step is tdc.compile.train_step(net, loss_fn, opt)",
+    "zero_grad": "leave it out: tdc.value_and_grad returns new gradients",
+    "param_groups": "tdc.optim.partition({name: optimizer}, labels); opt.rates(state) has learning rates",
+    "add_param_group": "tdc.optim.partition({name: optimizer}, labels)",
+    "state_dict": "tdc.interop.to_state_dict(state), the state from opt.init and opt.update",
+    "load_state_dict": "pass the state itself: opt.update(grads, state, params)",
+    "state": "state = opt.init(params), which opt.update takes and returns",
+}
+
+
+def takes_rate(fn: Callable[P, Out]) -> Callable[P, Out]:
+    """Decorate an optimiser: refuse parameters in the place of the learning rate, where `torch.optim` has them."""
+
+    @wraps(fn)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Out:
+        first = args[0] if args else kwargs.get("params", 0.0)
+        if isinstance(first, (torch.nn.Module, Iterable)) and not isinstance(first, (Tensor, str)):
+            name = fn.__name__
+            hint = f"opt = tdc.optim.{name}(lr=1e-3), then tdc.compile.train_step(net, loss_fn, opt)"
+            raise DtypeError(message(f"optim.{name}", "a learning rate first", describe(first), hint=hint))
+        return fn(*args, **kwargs)
+
+    return make
 
 
 def rate_at(lr: Rate, step: Tensor, dtype: torch.dtype) -> float | Tensor:
@@ -82,6 +110,12 @@ class Transform:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = OF_TORCH.get(name, "init and update")
+            raise MethodError(message("optim", f"an attribute of {type(self).__name__}", f"opt.{name}", hint=hint))
 
     @property
     def title(self) -> str:

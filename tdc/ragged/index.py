@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.dynamo import ints_of, mark_dynamic
+from tdc.core.dynamo import ints_of, mark_dynamic, trace_as
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc.layout.segments import (
@@ -166,7 +166,7 @@ def rows_at(x: Any, index: Any) -> Pick:
         return padded_rows(x, rows)
     s = x.structure
     if isinstance(rows, int):
-        ends: list[int] = on_host(offsets_to_read(s)[rows : rows + 2])
+        ends: list[int] = on_host(ends_of(offsets_to_read(s), rows))
         sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else on_host(sizes_to_read(s)[rows])
         begin, size = ends[0], ends[1] - ends[0]
         if len(sizes) == 1:
@@ -181,6 +181,19 @@ def rows_at(x: Any, index: Any) -> Pick:
     part = Structure(offsets, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
     remember(sizes_on_host, part, known)
     return lambda x: build_nested(part, gather_spans(x.values, s.packed_dim, gather))
+
+
+def ends_of(offsets: Tensor, row: int) -> Tensor:
+    """Where a row begins and ends, (2,)."""
+    return offsets[row : row + 2]
+
+
+def ends_of_traced(offsets: Tensor, row: int) -> Tensor:
+    """Replace `ends_of` in graphs, which make no slice from a row that is data."""
+    return torch.stack([offsets.select(0, row), offsets.select(0, row + 1)])
+
+
+trace_as(ends_of, ends_of_traced)
 
 
 def padded_rows(x: MaskedBatch, rows: Any) -> Pick:

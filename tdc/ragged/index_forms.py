@@ -17,7 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from tdc.core.asserts import require
 from tdc.core.container import Container
+from tdc.core.dynamo import hold, trace_as
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import IndexingError, describe, describe_index, message, show_sizes
 
@@ -56,7 +58,27 @@ def as_rows(index: Entry, count: int, device: Any) -> Entry:
         raise IndexingError(message("index", expected, describe_index(index), hint=hint))
     if rows.dtype == torch.bool:
         return rows.nonzero().squeeze(1)
-    return rows.to(torch.int64) if rows.ndim else as_rows(int(rows), count, device)
+    return rows.to(torch.int64) if rows.ndim else row_at(rows, count)
+
+
+def row_at(row: Tensor, count: int) -> Any:
+    """The row that a number in a tensor names."""
+    return as_rows(int(row), count, row.device)
+
+
+def row_at_traced(row: Tensor, count: int) -> Any:
+    """Replace `row_at` in graphs, where the number is data: it is checked when the graph runs."""
+    row = torch.where(row < 0, row + count, row)
+    hint = "x[i] with i in [-len(x), len(x) - 1]"
+    text = message("index", "a row of the batch", "a number in a tensor that is out of range", hint=hint)
+    require((row >= 0) & (row < count), text, IndexingError)
+    found = int(row)
+    hold(found >= 0)
+    hold(found < count)
+    return found
+
+
+trace_as(row_at, row_at_traced)
 
 
 def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor | None:

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import as_data
 from tdc.core.dynamo import known
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import (
@@ -232,7 +233,7 @@ def broadcasts(sizes: Sequence[int], shape: Sequence[int]) -> bool:
 def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:
     """A value in the dtype of its leaf; `set` converts as torch does, arithmetic does not drop fractions."""
     try:
-        v = torch.as_tensor(value, device=leaf.device)
+        v = as_data(value, leaf.device)
     except (TypeError, ValueError, RuntimeError):
         where, hint = {show(path): describe(leaf)}, "torch.as_tensor(value)"
         raise DtypeError(message(f"at.{op}", "tensors or numbers", describe(value), where, hint)) from None

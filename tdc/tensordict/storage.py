@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import NUMBERS, as_data
 from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic, trace_as
 from tdc.core.errors import (
@@ -205,6 +206,8 @@ def taken(path: KeyPath) -> KeyPathError:
 def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Tensor | Container:
     """A leaf: tensors and containers as they are, numpy arrays, numbers and lists of them as tensors."""
     if not isinstance(value, (Tensor, Container)):
+        if type(value) in NUMBERS:
+            return as_data(value, device)
         if type(value) in PROTOCOLS:
             return wrap_leaf(value) if device is None else wrap_leaf(value).to(device)
         if getattr(getattr(value, "dtype", None), "kind", "") in ("O", "U", "S"):  # a numpy array of objects or strings
@@ -218,7 +221,7 @@ def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Tensor | 
         if any([n < 0 for n in steps]):  # of `array[::-1]`, which torch does not take
             value = value.copy()
         try:
-            value = torch.as_tensor(value)
+            value = as_data(value)
         except (TypeError, ValueError, RuntimeError):
             raise not_a_leaf(value, path) from None
     return value if device is None else value.to(device)

@@ -35,6 +35,11 @@ SPELLED: dict[str, Fn] = {
     "narrow": lambda x, i: torch.narrow(x, 0, 1, i),
     "x * i": lambda x, i: x * i,
     "x * 0.5 * i": lambda x, i: x * (0.5 * i),
+    "x == i": lambda x, i: x == i,
+    "x < 0.5 * i": lambda x, i: x < 0.5 * i,
+    "i != x": lambda x, i: i != x,
+    "x[torch.tensor(i)]": lambda x, i: x[torch.tensor(i)],
+    "x[torch.tensor(-i)]": lambda x, i: x[torch.tensor(-i)],
 }  # fmt: skip
 BEHIND: dict[str, Fn] = {
     "x[:, i]": lambda x, i: x[:, i], "x[:, -i]": lambda x, i: x[:, -i], "x[:, i:]": lambda x, i: x[:, i:],
@@ -47,6 +52,9 @@ WRITTEN: dict[str, Fn] = {
     "at[i].set": lambda x, i: x.at[i].set(x[0]), "at[i].add": lambda x, i: x.at[i].add(x[0]),
     "at[:i].set": lambda x, i: x.at[:i].set(0.5), "at[i:i + 2].set": lambda x, i: x.at[i : i + 2].set(x[:2]),
     "at[-i].set": lambda x, i: x.at[-i].set(x[0]), "at[i].set(mode)": lambda x, i: x.at[i].set(x[0], mode="drop"),
+    "at[0].set(i)": lambda x, i: x.at[0].set(i), "at[0].set(0.5 * i)": lambda x, i: x.at[0].set(0.5 * i),
+    "at[i].mul(i)": lambda x, i: x.at[i].mul(i), "at[i].max(i, mode)": lambda x, i: x.at[i].max(i, mode="clip"),
+    "at[1].set({x: i})": lambda x, i: x.at[1].set({"x": i}),
 }  # fmt: skip
 
 GRID: dict[str, Fn] = {  # of two batch dims
@@ -116,6 +124,40 @@ def test_a_number_that_varies(kind: str, name: str, fn: Fn):
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b)
     assert run.counts.compiles <= 2
+
+
+NUMBERS: dict[str, Callable[[Any, int], Any]] = {
+    "TensorDict": lambda td, i: TensorDict({"y": i, "z": 0.5 * i}),
+    "a list": lambda td, i: TensorDict({"y": [i, 1, i], "z": [[0.5], [0.5 * i], [0.0]]}, [3]),
+    "set": lambda td, i: td.set("y", i), "update": lambda td, i: td.update({"x": i}),
+    "replace": lambda td, i: td.replace(x=0.5 * i), "setdefault": lambda td, i: td.setdefault("y", i),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_as_a_leaf(name: str):
+    run, td = counted(NUMBERS[name], backend="eager"), TensorDict({"x": torch.ones(3)})
+    for i in (2, 3, 4, 5):
+        got, want = run(td, i), NUMBERS[name](td, i)
+        assert (got == want).all()
+        assert [x.dtype for x in got.values()] == [x.dtype for x in want.values()]
+    assert run.counts.compiles <= 2
+
+
+@pytest.mark.parametrize("first", [2, 0.5])
+def test_the_first_comparison_of_a_process_may_be_with_a_number_that_varies(first: float):
+    """Dynamo takes a container for different from any number that it traces (2.11-2.15)."""
+    x = rows()
+    run = counted(lambda x, i: x > i, backend="eager", dynamic=True)
+    for i in (first, first + 1):
+        assert run(x, i).values.equal(x.values > i)
+
+
+@pytest.mark.parametrize("kind", ["packed", "padded", "ragged leaves"])
+def test_a_row_in_a_tensor_that_is_out_of_range(kind: str):
+    run = torch.compile(lambda x, i: x[i.sum()], backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="expected a row of the batch"):
+        run(MADE[kind](), torch.tensor([8]))
 
 
 def test_the_half_of_batches_of_other_sizes():
