@@ -210,8 +210,7 @@ class Exported:
                 weights.
             UnsupportedError: a compiled package is saved again.
         """
-        path = Path(path)
-        check_saving(path, format, weights)
+        path = check_saving(path, format, weights)
         program, separate = self.program, weights == "separate"
         if format == "aoti":
             save_package(program, path, separate)
@@ -281,8 +280,13 @@ def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
 # -- helpers
 
 
-def check_saving(path: Path, format: str, weights: str) -> None:
-    """Refuse a path without .pt2, another format, and another word for weights."""
+def check_saving(given: str | os.PathLike[str], format: str, weights: str) -> Path:
+    """Return the path; refuse one without .pt2 or in no folder, another format, and another word for weights."""
+    try:
+        path = Path(given)
+    except TypeError:
+        got, hint = describe(given), "exported.save('model.pt2')"
+        raise DtypeError(message("compile.Exported.save", "a path", got, hint=hint)) from None
     for name, given, known in (("format", format, ("export", "aoti")), ("weights", weights, ("inside", "separate"))):
         if given not in known:
             expected, hint = " or ".join([f"{name}={word!r}" for word in known]), f"{name}={known[0]!r}, the default"
@@ -295,6 +299,7 @@ def check_saving(path: Path, format: str, weights: str) -> None:
     if path.is_dir():
         hint = "exported.save(path / 'model.pt2')"
         raise FormatError(message("compile.Exported.save", "a path of a file", f"{path.name!r}, a folder", hint=hint))
+    return path
 
 
 def named(

@@ -30,7 +30,10 @@ MADE = "torch.zeros_like(x) and the like; recurrent layers are built with batch_
 MASK = "nn.TransformerEncoder(...)(x, mask=..., is_causal=True or False); torch.full_like(x, value) of elements"
 VIEWS = (Tensor.view, Tensor.reshape, torch.reshape, Tensor.expand, Tensor.unflatten, torch.unflatten)
 FACTORIES = (torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn)
-NUMBERS = ["bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "neg", "pos", "abs", "invert", "iter"]
+NUMBERS = [
+    "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "neg", "pos", "abs", "invert",
+    "iter",
+]  # fmt: skip
 ORDERS = ["lt", "le", "gt", "ge"]
 BITS = ["and", "or", "xor"]
 ARITHMETIC = [*BITS, "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"]

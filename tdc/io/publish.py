@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tdc.core.errors import DtypeError, UnsupportedError, describe, message, missing_folder
+from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe, message, missing_folder
 from tdc.io.filenames import MANIFEST
 from tdc.io.manifest import START
 

@@ -14,7 +14,7 @@ from tdc.core.dtensor import is_dtensor
 from tdc.optim import foreach as c
 from tdc.optim.base import DOUBLE, of_columns, wide
 from tdc.optim.checks import check_grads, check_keys, check_numbers, trainable
-from tdc.optim.transform import Transform, stateless
+from tdc.optim.transform import Transform, stateless, takes_bound
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 BITS, SECOND = 0x7FFFFFFF, 0x5BD1E995  # 31 bits: products fit into int64, whose bounds Inductor computes
@@ -54,6 +54,7 @@ def norm_of(x: Tensor, k: int) -> Tensor:
     return torch.linalg.vector_norm(x.flatten(k) if x.ndim > k else x.unsqueeze(k), dim=k)
 
 
+@takes_bound
 def clip_by_global_norm(max_norm: float) -> Transform:
     """Gradients scaled so that their global norm is at most `max_norm`; each entry of the batch by its own norm.
 
@@ -86,6 +87,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     return over(None)
 
 
+@takes_bound
 def clip_by_norm(max_norm: float) -> Transform:
     """Each leaf scaled so that its norm is at most `max_norm`; otherwise as `clip_by_global_norm`.
 
@@ -110,6 +112,7 @@ def clip_by_norm(max_norm: float) -> Transform:
     return stateless(clipped)
 
 
+@takes_bound
 def clip_by_value(limit: float) -> Transform:
     """Each element clipped to `[-limit, limit]`; complex ones by their real and imaginary part.
 

@@ -31,7 +31,7 @@ GRADIENTS, PARAMETERS = "gradients", "parameters"
 P = ParamSpec("P")
 Out = TypeVar("Out")
 OF_TORCH = {  # attributes of torch's optimisers, and what to write instead
-    "step": "params, state = opt.update(grads, state, params); a whole step is tdc.compile.train_step(net, loss_fn, opt)",
+    "step": "params, state = opt.update(grads, state, params), or tdc.compile.train_step(net, loss_fn, opt)",
     "zero_grad": "leave it out: tdc.value_and_grad returns new gradients",
     "param_groups": "tdc.optim.partition({name: optimizer}, labels); opt.rates(state) has learning rates",
     "add_param_group": "tdc.optim.partition({name: optimizer}, labels)",
@@ -41,19 +41,30 @@ OF_TORCH = {  # attributes of torch's optimisers, and what to write instead
 }
 
 
-def takes_rate(fn: Callable[P, Out]) -> Callable[P, Out]:
-    """Decorate an optimiser: refuse parameters in the place of the learning rate, where `torch.optim` has them."""
+def without_parameters(what: str, example: str) -> Callable[[Callable[P, Out]], Callable[P, Out]]:
+    """Decorate a function of numbers: refuse parameters in front of them, where `torch.optim` has them.
 
-    @wraps(fn)
-    def make(*args: P.args, **kwargs: P.kwargs) -> Out:
-        first = args[0] if args else kwargs.get("params", 0.0)
-        if isinstance(first, (torch.nn.Module, Iterable)) and not isinstance(first, (Tensor, str)):
-            name = fn.__name__
-            hint = f"opt = tdc.optim.{name}(lr=1e-3), then tdc.compile.train_step(net, loss_fn, opt)"
-            raise DtypeError(message(f"optim.{name}", "a learning rate first", describe(first), hint=hint))
-        return fn(*args, **kwargs)
+    Args:
+        what: the argument in front, in words.
+        example: a call that makes an optimiser, `{name}` being the function.
+    """
 
-    return make
+    def decorate(fn: Callable[P, Out]) -> Callable[P, Out]:
+        @wraps(fn)
+        def make(*args: P.args, **kwargs: P.kwargs) -> Out:
+            first = args[0] if args else None
+            if isinstance(first, (torch.nn.Module, Iterable)) and not isinstance(first, (Tensor, str)):
+                hint = f"opt = {example.format(name=fn.__name__)}, then tdc.compile.train_step(net, loss_fn, opt)"
+                raise DtypeError(message(f"optim.{fn.__name__}", f"{what} first", describe(first), hint=hint))
+            return fn(*args, **kwargs)
+
+        return make
+
+    return decorate
+
+
+takes_rate = without_parameters("a learning rate", "tdc.optim.{name}(lr=1e-3)")
+takes_bound = without_parameters("a bound", "tdc.optim.chain(tdc.optim.{name}(1.0), tdc.optim.adamw(1e-3))")
 
 
 def rate_at(lr: Rate, step: Tensor, dtype: torch.dtype) -> float | Tensor:

@@ -50,6 +50,7 @@ from tdc.layout.structure import Structure, counted, remember
 from tdc.ragged.index_forms import (
     FULL,
     around_batch,
+    as_end,
     as_rows,
     at_examples,
     bounds,
@@ -59,6 +60,7 @@ from tdc.ragged.index_forms import (
     index_example,
     insert_dims,
     kept,
+    step_of,
     takes_all,
 )
 from tdc.ragged.index_ragged import Each, at_rows, cut_packed, cut_padded, cut_rows, neutral, paired_positions
@@ -154,7 +156,7 @@ def rows_at(x: Any, index: Any) -> Pick:
     A function of every batch with the structure of `x`; work on the structure alone is done here, once.
     """
     rows, known = as_rows(index, x.batch_size[0], x.device), None
-    if isinstance(rows, slice) and (isinstance(x, NestedTensor) or (rows.step is not None and rows.step < 1)):
+    if isinstance(rows, slice) and (isinstance(x, NestedTensor) or step_of(rows) < 1):
         begin, end, step = bounds(rows, x.batch_size[0])
         if step == 1:
             return rows_between(x, begin, max(begin, end))
@@ -199,6 +201,9 @@ trace_as(ends_of, ends_of_traced)
 def padded_rows(x: MaskedBatch, rows: Any) -> Pick:
     """Some rows of the rectangle, or one without its padding."""
     b = x.batch_dim
+    if isinstance(rows, slice):
+        for end in (rows.start, rows.stop):
+            _ = end if end is None else as_end(end)
     if isinstance(rows, int):
         sizes = x._lengths[rows].tolist()
         return lambda y: crop(y, y.data.select(b, rows), sizes)

@@ -62,7 +62,8 @@ def expect_lengths(name: str, lengths: Any, data: Any, batch_dim: int, ragged_di
     if lengths.ndim == 2 and isinstance(data, Tensor) and is_on_host(lengths):
         rows, sizes = lengths.shape[0], data.shape
         form = rows, int(lengths.max()) if rows else 0, batch_dim, ragged_dims
-        if not (fits(sizes, *form) or fits(sizes[1:], *form)):
+        negative = rows and int(lengths.min()) < 0
+        if negative or not (fits(sizes, *form) or fits(sizes[1:], *form)):
             raise StructureError(changed(name, f"lengths that fit {describe(data)}", lengths, "data"))
 
 

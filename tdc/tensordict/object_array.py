@@ -13,12 +13,22 @@ import operator
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor
 
-from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message, show_sizes
+from tdc.core.dynamo import trace_as
+from tdc.core.errors import (
+    DtypeError,
+    IndexingError,
+    ShapeError,
+    UnsupportedError,
+    describe,
+    describe_index,
+    message,
+    show_sizes,
+)
 from tdc.core.frozen import Frozen
 from tdc.core.typing import Op
 from tdc.tensordict.leaf import register_leaf
@@ -164,6 +174,16 @@ def objects(items: tuple[Any, ...], positions: Any) -> Any:
     """Nested lists of positions as nested lists of objects."""
     at: Any = positions
     return [objects(items, p) for p in at] if isinstance(positions, list) else items[at]
+
+
+def refuse_in_graphs(*args: Any) -> NoReturn:
+    """Replace in graphs what reads positions, which are data there."""
+    got, hint = "one in a graph", "td.exclude(key) before the compiled function; choose objects behind it"
+    raise UnsupportedError(message("ObjectArray", "eager code for objects of examples", got, hint=hint))
+
+
+trace_as(taken, refuse_in_graphs)
+trace_as(objects, refuse_in_graphs)
 
 
 def on_host(x: Any) -> Any:

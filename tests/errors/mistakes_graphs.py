@@ -78,4 +78,12 @@ IN_GRAPHS = """
     run(lambda t: torch.stack([t, t[:2]]), td)
     run(lambda t: tdc.optim.sgd(0.1).update(t, {}, t), td)
     run(lambda t: tdc.optim.sgd(0.1).update(3, {}, t), td)
+    run(nn.Linear(5, 2), tl)
+    run(nn.LayerNorm(5), tl)
+    run(nn.RMSNorm(5), tl)
+    run(nn.Bilinear(5, 4, 2), tl, tl)
+    run(lambda t: t[0], tdc.TensorDict({"n": tdc.ObjectArray(["a", "b"])}, [2]))
+    run(lambda t: t["n"].tolist(), tdc.TensorDict({"n": tdc.ObjectArray(["a", "b"])}, [2]))
+    run(lambda t: torch.cat([t, t]), tdc.TensorDict({"n": tdc.ObjectArray(["a", "b"])}, [2]))
+    run(lambda t: t.flip(0), tdc.TensorDict({"n": tdc.ObjectArray(["a", "b"])}, [2]))
 """

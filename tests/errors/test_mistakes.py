@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mistakes import MISTAKES
+from mistakes_edges import EDGES
 from mistakes_graphs import IN_GRAPHS
 from mistakes_more import MORE
 from torch import nn
@@ -39,6 +40,7 @@ def names() -> dict[str, Any]:
         "m": PACKED.to_padded(), "other": tdc.pack([torch.ones(1, 4), torch.ones(4, 4)]),
         "ids": tdc.pack([torch.arange(2), torch.arange(3)]),
         "q": tdc.pack([torch.randn(2, 2, 4), torch.randn(3, 2, 4)]).transpose(1, 2), "net": net,
+        "tl": tdc.pack([tdc.pack([torch.ones(2, 4), torch.ones(3, 4)]), tdc.pack([torch.ones(1, 4)])]),
         "td": tdc.TensorDict({"x": torch.zeros(3, 2), "n": {"y": torch.zeros(3)}}, [3]),
         "step": tdc.compile.train_step(net, lambda n, x: n(x).sum(), tdc.optim.sgd(0.1), compile=False),
     }  # fmt: skip
@@ -73,7 +75,7 @@ def answer_in_a_graph(line: str) -> str:
     return f"{line}: no error"
 
 
-SECTIONS = {**MISTAKES, **MORE}
+SECTIONS = {**MISTAKES, **MORE, **EDGES}
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -14,7 +14,8 @@ from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, mes
 from tdc.core.typing import Op
 from tdc.ops.layers.positionwise import ends_static
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.storage import data_of, is_ragged
+from tdc.ragged.storage import BATCHES, data_of, is_ragged
+from tdc.ragged.two_level import TwoLevelTensor
 
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -28,7 +29,7 @@ def misfit(op: Op, what: str, wanted: Any, x: Any, dim: int, hint: str) -> Shape
 
 def lacks(x: Any, wanted: Any) -> bool:
     """True if the features of a batch, its last dim, are not so many. Sizes come first: a graph asks nothing else."""
-    return is_ragged(x) and known(data_of(x).shape[-1] != wanted) and ends_static(x, 1)
+    return isinstance(x, BATCHES) and known(data_of(x).shape[-1] != wanted) and ends_static(x, 1)
 
 
 @checks(F.linear)
@@ -41,7 +42,8 @@ def linear(op: Op, input: Any, weight: Any, bias: Any = None) -> None:
 @checks(F.cosine_similarity, F.pairwise_distance)
 def pairs(op: Op, x1: Any, x2: Any, *args: Any, **kwargs: Any) -> None:
     for x, y in ((x1, x2), (x2, x1)):
-        size = data_of(y).shape[-1] if is_ragged(y) else y.shape[-1] if isinstance(y, Tensor) and y.ndim else 1
+        sized = isinstance(y, Tensor) and y.ndim > 0
+        size = data_of(y).shape[-1] if isinstance(y, BATCHES) else y.shape[-1] if sized else 1
         if known(size != 1) and lacks(x, size) and known(data_of(x).shape[-1] != 1):
             raise misfit(op, "features", size, x, -1, "features of one size in both")
 
@@ -70,7 +72,7 @@ def convolution(op: Op, input: Any, weight: Any, bias: Any = None, *args: Any, *
 def normalized(
     op: Op, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    if not is_ragged(input):
+    if not isinstance(input, BATCHES):
         return
     own, wanted = list(data_of(input).shape[-len(normalized_shape) :]), list(normalized_shape)
     misfits = [n for n, m in zip(own, wanted, strict=False) if known(n != m)]
@@ -101,7 +103,7 @@ def dot_products(op: Op, query: Any, key: Any, value: Any, *args: Any, **kwargs:
 
 @checks(F.embedding, F.embedding_bag)
 def embedding(op: Op, input: Any, weight: Any, *args: Any, **kwargs: Any) -> None:
-    if not is_ragged(input) or not isinstance(weight, Tensor) or weight.ndim != 2:
+    if not isinstance(input, BATCHES) or not isinstance(weight, Tensor) or weight.ndim != 2:
         return
     if input.dtype not in (torch.int64, torch.int32):
         raise DtypeError(message(op, "int64 or int32 indices", describe(input), hint="x.long()"))
@@ -111,12 +113,14 @@ def embedding(op: Op, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Non
 
 @checks(F.one_hot)
 def one_hot(op: Op, input: Any, num_classes: int = -1) -> None:
-    if is_ragged(input) and num_classes > 0:
+    if isinstance(input, BATCHES) and num_classes > 0:
         refuse_outside(op, input, num_classes, "classes", "num_classes is one more than the largest class")
 
 
 @checks(F.cross_entropy, F.nll_loss)
 def classes(op: Op, input: Any, target: Any, weight: Any = None, *args: Any, **kwargs: Any) -> None:
+    if isinstance(input, TwoLevelTensor) and isinstance(target, TwoLevelTensor):
+        input, target = input.values, target.values
     if not is_ragged(input) or not is_ragged(target) or target.dtype.is_floating_point:
         return
     dim = input.ragged_dims[-1] + 1 if 1 in input.ragged_dims else 1
@@ -135,7 +139,7 @@ def refuse_outside(op: Op, x: Any, count: int, what: str, hint: str, ignored: in
     """Raise an IndexingError for a number that is none of so many. Reads the data, so never in a graph."""
     if not readable():
         return
-    numbers = x.data[x.mask.expand(x.data.shape)] if isinstance(x, MaskedBatch) else x.values
+    numbers = x.data[x.mask.expand(x.data.shape)] if isinstance(x, MaskedBatch) else data_of(x)
     wrong = (numbers < 0) | (numbers >= count)
     wrong = wrong if ignored is None else wrong & (numbers != ignored)
     if wrong.any():

@@ -29,6 +29,7 @@ from tdc.ops.tensordict.batch import along
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.storage import Ragged, Results, fitted, is_ragged, map_results
+from tdc.ragged.two_level import TwoLevelTensor
 
 
 def positionwise(op: Op, family: str, check: Op, *, fill: Op | None = None, aliases: tuple[Op, ...] = ()) -> None:
@@ -69,8 +70,10 @@ def at_positions(
     return map_results(run(*[ready(a) for a in args], **kwargs), lambda t: as_batch(t, like))
 
 
-def ends_static(x: NestedTensor | MaskedBatch, count: int) -> bool:
+def ends_static(x: NestedTensor | MaskedBatch | TwoLevelTensor, count: int) -> bool:
     """True if the last `count` dims are features, neither ragged nor the batch."""
+    if isinstance(x, TwoLevelTensor):
+        x = x.values
     if isinstance(x, NestedTensor):
         s, static = x._structure, x._values.ndim - count
         return s.packed_dim < static and s.batch_dim < static + s.ragged_ndim
