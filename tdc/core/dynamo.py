@@ -423,10 +423,8 @@ def with_own_graphs(fn: Any) -> Any:
 @optional("batches found in tuples", lost="torch.cat of a tuple in graphs; a list works", instead=nothing)
 @cache
 def find_in_tuples() -> None:
-    """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15).
-
-    Like `compare_with_numbers` a change to Dynamo itself, made once, when the first row is traced.
-    """
+    """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15): a change
+    to Dynamo itself, made once, when the first row is traced."""
     module = find("torch._dynamo.variables.torch_function")
     flatten = find("torch._dynamo.variables.torch_function:_flatten_vts", takes=("vts",))
     tuples = find("torch._dynamo.variables.lists:TupleVariable")
@@ -441,14 +439,12 @@ def find_in_tuples() -> None:
 @optional("comparisons with numbers that vary", lost="x == n in graphs; torch.eq(x, n) works", instead=nothing)
 @cache
 def compare_with_numbers(base: type) -> None:
-    """Let Dynamo call the operator of a container for `x < n` where n is a number that varies (2.11-2.15).
-
-    To Dynamo no object is equal to a number that it traces: `x == n` is False, and `x < n` fails.
-    """
+    """Let Dynamo call the operator of a container for `x < n` where n is a number that varies (2.11-2.15): to Dynamo no
+    object is equal to one, so that `x == n` is False, and `x < n` fails."""
     handlers = find("torch._dynamo.variables.builtin:BuiltinVariable._binop_handlers")()
     number = find("torch._dynamo.variables:SymNodeVariable")
     user_defined = find("torch._dynamo.variables:UserDefinedObjectVariable")
-    for name, reflected in REFLECTED_COMPARISONS.items():
+    for name, reflected in (("eq", "eq"), ("ne", "ne"), ("lt", "gt"), ("le", "ge"), ("gt", "lt"), ("ge", "le")):
 
         def compare(tx: Any, a: Any, b: Any, *, names: tuple[str, str] = (name, reflected)) -> Any:
             mine, other, used = (a, b, names[0]) if isinstance(b, number) else (b, a, names[1])
@@ -457,9 +453,6 @@ def compare_with_numbers(base: type) -> None:
         of_op = handlers[getattr(operator, name)]
         of_op[:0] = [((user_defined, number), compare), ((number, user_defined), compare)]
     find("torch._dynamo.variables.builtin:BuiltinVariable.call_function_handler_cache").clear()
-
-
-REFLECTED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 # -- storage
