@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
@@ -61,8 +60,9 @@ def window_partition(x: Any, window_size: int | tuple[int, int]) -> Any:
     h, w = reach(op, 2, window_size=window_size)[0]
     spans = [Span(1, h - 1, h), Span(1, w - 1, w)]
     p, data = planes(x, 2, op, [Span(), Span()], "windows")
-    data = F.pad(data, (0, -data.shape[3] % w, 0, -data.shape[2] % h))
-    parts = data.unflatten(3, (-1, w)).unflatten(2, (-1, h)).permute(0, 1, 3, 5, 2, 4)
+    rows, columns = [s.at(n) for s, n in zip(spans, data.shape[2:], strict=True)]
+    data = sized(sized(data, 2, rows * h), 3, columns * w)
+    parts = data.unflatten(3, (columns, w)).unflatten(2, (rows, h)).permute(0, 1, 3, 5, 2, 4)
     grid: Any = resized(p, parts.flatten(1, 3), spans)
     return grid.flatten(2).transpose(1, 2).unflatten(2, (data.shape[1], h, w))
 
@@ -105,7 +105,14 @@ def window_unpartition(windows: Any, like: Any) -> Any:
     h, w = data.shape[3:]
     data = in_grid(op, windows, data, p, (Span(1, h - 1, h), Span(1, w - 1, w)))
     image = data.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
-    return repacked(image[:, :, : p.widest[0], : p.widest[1]], like)
+    return repacked(sized(sized(image, 2, p.widest[0]), 3, p.widest[1]), like)
+
+
+def sized(x: Tensor, dim: int, size: int) -> Tensor:
+    """The first elements along a dim, and zeros behind them; without a guard on whether there are any."""
+    place, ones = torch.arange(size, device=x.device), [1] * (x.ndim - 1 - dim)
+    out = x.index_select(dim, place.clamp(max=x.shape[dim] - 1))
+    return out.masked_fill((place >= x.shape[dim]).view(-1, *ones), 0)
 
 
 def in_grid(op: OpName, parts: Any, data: Tensor, p: Planes, spans: tuple[Span, Span]) -> Tensor:
