@@ -27,7 +27,7 @@ def ran(name: str, *arguments: str) -> str:
 
 LONG = [
     "ensemble", "actor_critic", "graphs", "batch/adaptive_computation", "batch/ctc", "batch/decoding",
-    "batch/environment", "batch/tree_lstm", "speech",
+    "batch/environment", "batch/tree_lstm", "speech", "vit",
 ]  # fmt: skip
 
 

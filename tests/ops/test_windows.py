@@ -122,7 +122,8 @@ def test_restored_order():
     """Of what is kept, with one token for each position that was removed behind it."""
     x: Any = tdc.pack([torch.randn(n, 3) for n in (5, 1, 8)])
     kept, removed, restore = random_masking(x, 0.5)
-    tokens = tdc.truncate(torch.zeros_like(x), removed.sum(1))
+    zeros: Any = torch.zeros_like(x)
+    tokens = tdc.truncate(zeros, removed.sum(1))
     full = torch.cat([kept, tokens], 1)[:, restore]
     assert_close(full.values, x.values.masked_fill(removed.values[:, None], 0))
     assert not random_masking(x, 0)[1].values.any()
