@@ -131,8 +131,9 @@ def apart(out: Any, given: Sequence[Tensor]) -> Any:
     def own(x: Any) -> Any:
         if not isinstance(x, (Tensor, *BATCHES)):
             return x
-        data = data_of(x)
-        return with_data(x, data.clone()) if any([shares(data, other) for other in given]) else x
+        batch: Any = x
+        data = data_of(batch)
+        return with_data(batch, data.clone()) if any([shares(data, other) for other in given]) else x
 
     return pytree.tree_map(own, out, is_leaf=lambda x: isinstance(x, BATCHES))
 

@@ -119,8 +119,8 @@ def one_hot(op: Op, input: Any, num_classes: int = -1) -> None:
 
 @checks(F.cross_entropy, F.nll_loss)
 def classes(op: Op, input: Any, target: Any, weight: Any = None, *args: Any, **kwargs: Any) -> None:
-    if isinstance(input, TwoLevelTensor) and isinstance(target, TwoLevelTensor):
-        input, target = input.values, target.values
+    if all([isinstance(x, TwoLevelTensor) for x in (input, target)]):
+        return classes(op, input.values, target.values, weight, *args, **kwargs)
     if not is_ragged(input) or not is_ragged(target) or target.dtype.is_floating_point:
         return
     dim = input.ragged_dims[-1] + 1 if 1 in input.ragged_dims else 1
