@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import skipped_in_graphs
+from tdc.core.errors import refusing
 from tdc.core.private import find, find_or, nothing, optional
 from tdc.core.typing import Op
 
@@ -132,6 +133,10 @@ def assert_now(condition: Tensor, text: str) -> None:
 assert_async: Op = find_or(
     assert_now, "torch:ops.aten._assert_async.msg", feature="assertions that do not wait", lost="checks in graphs"
 )
+ctc_forward, ctc_backward = [
+    find_or(refusing("ctc_loss"), f"torch:ops.aten.{name}", feature="kernels of ctc_loss", lost="ctc_loss of batches")
+    for name in ("_ctc_loss", "_ctc_loss_backward")
+]
 flash_forward, flash_backward = [kernel(f"_flash_attention_{way}", "speed on CUDA") for way in ("forward", "backward")]
 efficient_forward, efficient_backward = [
     kernel(f"_efficient_attention_{way}", "speed on CUDA") for way in ("forward", "backward")

@@ -34,7 +34,7 @@ from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below, parameter
 from tdc.hf.outputs import nest_output, settle_output
 from tdc.hf.packed import OP
 from tdc.hf.positions import Side, counted, hook_positions
-from tdc.hf.waves import attend_waves, is_of_waves
+from tdc.hf.waves import INPUT, attend_waves
 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
 OF_ROWS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForQuestionAnswering")
@@ -51,25 +51,20 @@ def attend(model: Any, *, check: bool = True) -> Any:
         back as NestedTensors, results of rows as tensors `(B, ...)`, the loss as that of the batch.
 
         Of encoder and decoder, input_ids or inputs_embeds have one structure, and decoder_input_ids or
-        decoder_inputs_embeds and labels another. Whisper's input_features `(B, F, T)` are dense.
-
-        Of models of raw waves, such as Wav2Vec2, input_values are a NestedTensor `(B, -1)`, and there are no labels:
-        `F.ctc_loss` takes the logits.
+        decoder_inputs_embeds and labels another. Whisper's input_features `(B, F, T)` are dense. Of models of waves,
+        such as Wav2Vec2, input_values are a NestedTensor `(B, -1)`; `F.ctc_loss` takes their logits.
 
     Args:
         model: a model that asks transformers for its attention function: most do. It is changed in place.
-        check: run the model on three short rows and compare with each row alone; where rotary frequencies follow the
-            length, also on rows at both sides of their context, up to 4096 tokens. Without it nothing tells whether
-            the model looks beyond rows elsewhere than in attention.
+        check: compare three short rows with each row alone; where rotary frequencies follow the length, also rows at
+            both sides of their context, up to 4096 tokens. Without it a model may look beyond rows unnoticed.
 
     Returns:
-        The same model. Padded batches and `generate` work as before, by `sdpa`; `model.set_attn_implementation` undoes
-        it.
+        The same model. Padded batches and `generate` work as before; `model.set_attn_implementation` undoes it.
 
     Raises:
         DtypeError: no model of transformers.
-        UnsupportedError: a model that has its own attention, a head that is not known, or outputs that differ from
-            those of each row alone.
+        UnsupportedError: a model with its own attention, an unknown head, or outputs that differ from rows alone.
 
     Compile:
         One graph for all lengths. Attend first, then compile: the check is no part of the graph.
@@ -86,7 +81,7 @@ def attend(model: Any, *, check: bool = True) -> Any:
     if hasattr(model.forward, "tdc_ragged"):  # it is done already, and another attention may have been set since
         model.set_attn_implementation(NAME)
         return model
-    if is_of_waves(model):
+    if model.main_input_name == INPUT:
         return attend_waves(model, unbound(model.forward), check)
     known = encoder_decoder_of(model) if is_encoder_decoder(model) else head_of(model)
     before = model.config._attn_implementation

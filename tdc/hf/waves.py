@@ -34,11 +34,6 @@ REFUSED = {
 }
 
 
-def is_of_waves(model: Any) -> bool:
-    """True if a model takes raw waves."""
-    return model.main_input_name == INPUT
-
-
 def attend_waves(model: Any, inner: Any, check: bool) -> Any:
     """`attend` for a model of waves; `inner` is its forward as a function of the model."""
     before, rows = model.config._attn_implementation, rows_of(model) if check else []

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tdc.core.errors import no_second
 from tdc.core.operators import derive, differentiable, one_by_one, operator, refuse_derivative
+from tdc.core.torch_functions import ctc_backward, ctc_forward
 
-ATEN: Any = torch.ops.aten
 ARGUMENTS = "Tensor log_probs, Tensor targets, Tensor frames, Tensor labels, int blank, bool zero_infinity"
 
 
@@ -28,7 +28,7 @@ def run(
         log_probs (T, B, C), targets (B, S); frames (B,) and labels (B,) are their lengths.
     """
     read = frames.tolist(), labels.tolist(), blank, zero_infinity
-    losses, table = ATEN._ctc_loss(log_probs, targets, *read)
+    losses, table = ctc_forward(log_probs, targets, *read)
     return losses, F.pad(table, (0, 2 * targets.shape[1] + 1 - table.shape[2]))
 
 
@@ -39,7 +39,7 @@ def run_backward(
     """The gradient of log_probs."""
     lengths = labels.tolist()
     read = losses, table[..., : 2 * max(lengths) + 1].contiguous(), blank, zero_infinity
-    return [ATEN._ctc_loss_backward(grad.contiguous(), log_probs, targets, frames.tolist(), lengths, *read)]
+    return [ctc_backward(grad.contiguous(), log_probs, targets, frames.tolist(), lengths, *read)]
 
 
 def fake(log_probs: Tensor, targets: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
