@@ -40,6 +40,7 @@ from .core.errors import ImmutableError as ImmutableError
 from .core.errors import IndexingError as IndexingError
 from .core.errors import KeyPathError as KeyPathError
 from .core.errors import MethodError as MethodError
+from .core.errors import MissingFolderError as MissingFolderError
 from .core.errors import NonfiniteError as NonfiniteError
 from .core.errors import ShapeError as ShapeError
 from .core.errors import StructureError as StructureError

@@ -92,14 +92,13 @@ def gradients_by_row(derived: Any, in_dims: tuple[Any, ...], args: tuple[Any, ..
 def count_of(in_dims: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Number of examples of the first ragged batch that is mapped."""
     given = [x for x, d in zip(args, in_dims, strict=True) if d is not None] + list(kwargs.values())
-    leaves = [leaf for x in given for leaf in (x._leaves.values() if isinstance(x, TensorDict) else [x])]
-    x: Any = next(leaf for leaf in leaves if is_ragged(leaf))
+    x: Any = next(leaf for leaf in pytree.tree_leaves(given, is_leaf=is_ragged) if is_ragged(leaf))
     return x.shape[x._batch_dim]
 
 
 def expanded(x: Any, count: Any) -> Any:
     """An argument once for each example, in the memory of one."""
-    if is_ragged(x) or (isinstance(x, TensorDict) and any([is_ragged(leaf) for leaf in x._leaves.values()])):
+    if any([is_ragged(leaf) for leaf in pytree.tree_leaves(x, is_leaf=is_ragged)]):
         got, hint = f"{describe(x)}, which all share", "in_dims=0 for it, or other argnums"
         raise UnsupportedError(message("grad", "a ragged argument of each example", got, hint=hint))
     if isinstance(x, TensorDict):

@@ -80,9 +80,9 @@ def autograd_grad(
         `torch.autograd.grad`.
     """
     named = isinstance(inputs, dict)
-    given = list(inputs.values()) if named else [inputs] if is_one(inputs) else list(inputs)
+    given = several(inputs.values() if named else inputs)
     found = grad(
-        [outputs] if is_one(outputs) else list(outputs), given, grad_outputs, retain_graph, create_graph,
+        several(outputs), given, grad_outputs, retain_graph, create_graph,
         allow_unused=allow_unused, materialize_grads=materialize_grads,
     )  # fmt: skip
     if named:
@@ -131,7 +131,8 @@ def backward(
     """Run `torch.autograd.backward`, whose arguments it has: gradients are added to those of tensors in containers."""
     op = "autograd.backward"
     outs, seeds = outputs_of(op, tensors, grad_tensors, "grad_tensors")
-    wanted = [leaf for x in inputs or () for leaf in leaves_of(op, x)]
+    given = () if inputs is None else several(inputs)
+    wanted = [leaf for x in given for leaf in leaves_of(op, x)]
     require_grad(op, "inputs", wanted)
     computed = [leaf for leaf in wanted if not keeps_grad(data_of(leaf[1]))]
     if computed:
@@ -151,7 +152,7 @@ def outputs_of(op: str, outputs: Sequence[Any], grads: Any, name: str) -> tuple[
     """Tensors of the outputs, and a gradient for each."""
     leaves = [leaf for x in outputs for leaf in leaves_of(op, x)]
     require_grad(op, "outputs", leaves)
-    given = [None] * len(outputs) if grads is None else [grads] if is_one(grads) else list(grads)
+    given = [None] * len(outputs) if grads is None else several(grads)
     if len(given) != len(outputs):
         got = f"{len(given)} for {len(outputs)} outputs"
         raise StructureError(message(op, f"one entry of {name} for each output", got, hint=f"{name}=[...]"))
@@ -166,6 +167,11 @@ def outputs_of(op: str, outputs: Sequence[Any], grads: Any, name: str) -> tuple[
 def is_one(x: Any) -> bool:
     """True for one output or input, not a sequence of them."""
     return is_whole(x) or isinstance(x, (Tensor, GradientEdge))
+
+
+def several(x: Any) -> list[Any]:
+    """One output or input, or a sequence of them, as a list; anything else as one, which is refused later."""
+    return list(x) if isinstance(x, Iterable) and not is_one(x) else [x]
 
 
 def is_wide(x: Any) -> bool:

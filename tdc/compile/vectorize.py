@@ -45,17 +45,13 @@ from tdc.tensordict.tensordict import TensorDict
 
 
 def vmap(
-    fn: Callable[..., Any],
-    in_dims: Any = 0,
-    out_dims: Any = 0,
-    randomness: str = "error",
-    *,
+    fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *,
     chunk_size: int | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., Any]:  # fmt: skip
     """Map a function over a dim of its arguments, all at once.
 
-    Over the batch dim of ragged rows the function sees a row, and runs as `tdc.batch(fn)` does, of whose operations it
-    is made. It may be `tdc.grad(loss)` or `tdc.value_and_grad(loss)`: gradients by example, of shared parameters, too.
+    Over the batch dim of ragged rows it sees a row, and runs as `tdc.batch(fn)` does. There it may be `tdc.grad(loss)`
+    or `tdc.value_and_grad(loss)`: gradients by example, of shared parameters, too.
 
     Args:
         in_dims: one for all arguments, or a tuple with one for each: an int, None, a pytree of these, or for a
@@ -89,13 +85,11 @@ def vmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         given = one_for_each("vmap", in_dims, args)
         if any([is_rows(x, d) for x, d in zip((*args, *kwargs.values()), (*given, *[0] * len(kwargs)), strict=True)]):
-            check_rows_options(chunk_size)
-            return BY_ROW[0](fn, given, out_dims, args, kwargs)
+            return over_rows(fn, given, out_dims, chunk_size, args, kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=is_ragged)
         dims = [d for arg, dim in zip((*args, kwargs), (*given, 0), strict=True) for d in dims_of(arg, dim)]
         pairs = [for_torch(x, d) for x, d in zip(flat, dims, strict=True)]
         check_mapped(flat, dims)
-
         at = first(out_dims)
         form: list[Any] = []
 
@@ -122,16 +116,19 @@ def run_rows_by(run: Callable[..., Any]) -> None:
 
 def is_rows(x: Any, dim: Any) -> bool:
     """True for an argument that is mapped over the batch dim of ragged rows."""
+    if not isinstance(dim, int):
+        return False
     if isinstance(x, TensorDict):
-        return dim == 0 and any([is_ragged(leaf) for leaf in x._leaves.values()])
-    return is_ragged(x) and isinstance(dim, int) and dim in (x._batch_dim, x._batch_dim - x.ndim)
+        return dim in (0, -len(x._size)) and any([is_ragged(leaf) for leaf in pytree.tree_leaves(x, is_leaf=is_ragged)])
+    return is_ragged(x) and dim in (x._batch_dim, x._batch_dim - x.ndim)
 
 
-def check_rows_options(chunk_size: int | None) -> None:
-    """Refuse chunks of ragged rows."""
+def over_rows(fn: Any, in_dims: Any, out_dims: Any, chunk_size: int | None, args: Any, kwargs: Any) -> Any:
+    """Map over the rows of ragged batches."""
     if chunk_size is not None:
         hint = "x[i : i + n] of some rows at a time"
         raise UnsupportedError(message("vmap", "all ragged rows at once", f"chunk_size={chunk_size}", hint=hint))
+    return BY_ROW[0](fn, in_dims, out_dims, args, kwargs)
 
 
 def one_for_each(op: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -287,7 +284,7 @@ def with_mapped_dim(x: Any, dim: int | None) -> Any:
     if dim is None:
         return x
     if isinstance(x, TensorDict):
-        if any([is_ragged(leaf) for leaf in x._leaves.values()]):
+        if any([is_ragged(leaf) for leaf in pytree.tree_leaves(x, is_leaf=is_ragged)]):
             got, hint = "a ragged leaf", "return the ragged leaf beside the TensorDict"
             raise UnsupportedError(message("vmap", "a TensorDict of tensors as result", got, hint=hint))
         d = normal_dim(dim, len(x._size), "vmap") if x._leaves else 0

@@ -63,7 +63,7 @@ class FormatError(TdcError, ValueError):
     """Stored or serialised data that does not have the expected form. Cure: write it again with this version."""
 
 
-class MissingFolder(FormatError, FileNotFoundError):
+class MissingFolderError(FormatError, FileNotFoundError):
     """The folder that a path is in does not exist. Cure: make it first."""
 
 
@@ -105,10 +105,10 @@ def show_as_imported(*errors: type[TdcError]) -> None:
 show_as_imported(TdcError, *TdcError.__subclasses__(), MethodError)
 
 
-def missing_folder(op: str, folder: object) -> MissingFolder:
+def missing_folder(op: str, folder: object) -> MissingFolderError:
     """The error for a path in a folder that does not exist."""
     hint = "Path(path).parent.mkdir(parents=True) first"
-    return MissingFolder(message(op, "a path in a folder that is there", f"none at {str(folder)!r}", hint=hint))
+    return MissingFolderError(message(op, "a path in a folder that is there", f"none at {str(folder)!r}", hint=hint))
 
 
 def names_of(*modules: Any) -> dict[Callable[..., Any], str]:

@@ -106,9 +106,9 @@ def plain(given: Any) -> Any:
 
 def count_in(given: Any) -> int:
     """Number of sizes of ragged dims among arguments; torch infers one."""
+    sizes: Any = given
     if isinstance(given, (tuple, list)):
-        members: Any = given
-        return sum([count_in(n) for n in members])
+        return sum([count_in(n) for n in sizes])
     return int(isinstance(given, RaggedSize))
 
 

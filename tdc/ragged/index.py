@@ -201,8 +201,9 @@ trace_as(ends_of, ends_of_traced)
 def padded_rows(x: MaskedBatch, rows: Any) -> Pick:
     """Some rows of the rectangle, or one without its padding."""
     b = x.batch_dim
+    ends: Any = rows
     if isinstance(rows, slice):
-        for end in (rows.start, rows.stop):
+        for end in (ends.start, ends.stop):
             _ = end if end is None else as_end(end)
     if isinstance(rows, int):
         sizes = x._lengths[rows].tolist()

@@ -87,7 +87,7 @@ class TestVmap:
 
     @pytest.mark.parametrize(("call", "text"), [
         (lambda: tdc.vmap(lambda v: v, in_dims=1)(ragged()), "which is ragged"),
-        (lambda: tdc.vmap(lambda v: v, in_dims=0)(ragged()), "the batch of ragged rows"),
+        (lambda: tdc.vmap(lambda v: v, in_dims=0, out_dims=1)(ragged()), "the examples of ragged rows at dim 0"),
         (lambda: tdc.vmap(lambda v: v, in_dims=(0, 0))(tree()), "2 for 1 arguments"),
         (lambda: tdc.vmap(lambda v: (v, v), out_dims=(0, 1, 1))(tree()), "3 for 2 results"),
         (lambda: tdc.vmap(lambda v: v, in_dims=2)(tree()), "a dim in"),

@@ -73,6 +73,7 @@ def loss(params: TensorDict, batch: Tensor) -> Tensor:
 NET, PARAMS = nn.Linear(2, 2), tdc.from_module(nn.Linear(2, 2))
 tree, spec = tdc.interop.from_pytree([torch.zeros(3)])
 X = torch.zeros(3, 2)
+W = torch.ones(2, requires_grad=True)
 FOLDER = tempfile.TemporaryDirectory()
 atexit.register(FOLDER.cleanup)
 STORE = f"{FOLDER.name}/store"
@@ -93,6 +94,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "KVCache": (X[:, None, None], X[:, None, None], torch.ones(len(X), dtype=torch.int64)),
     "TensorDictParams": (PARAMS,),
     "as_tensordict": (Record(X), [3]),
+    "autograd_grad": (2 * W, W, torch.ones(2), {"retain_graph": True}),
     "assert_batched_equal": (square, [X], {"in_dims": 0, "lowers": "while", "backends": ()}),
     "associative_scan": (torch.add, X, 0, {"combine_mode": "generic"}),
     "batch": (square,),
@@ -132,6 +134,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "positions": (rows(),),
     "ragged_stack": ([td(), td()[:2]],),
     "ravel": (td(),),
+    "register_full_backward_hook": (NET, lambda module, inputs, outputs: None),
     "register_leaf": (type("Own", (), {}), {"shape": list, "index": list}),
     "scan_map": (lambda t: t, td()),
     "scan": (lambda c, x: (c + x, x), X[0], X),
