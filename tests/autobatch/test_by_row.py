@@ -77,6 +77,7 @@ class TestGradients:
             assert found.batch_size == (len(lengths),)
             close(found, loop(loss, params, x), rtol=1e-5, atol=1e-5)
 
+    @pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo finds no function of tdc.batch in an attribute")
     def test_one_graph(self):
         run = counted(tdc.vmap(tdc.grad(product), in_dims=(None, 0)), backend="aot_eager")
         w = torch.rand(3)

@@ -183,7 +183,8 @@ class TestBackward:
 
     def test_results_of_operations_keep_no_gradient(self):
         td = TensorDict({"a": torch.rand(3, requires_grad=True)}, [3])
-        for given in (td, [td * 2]):  # torch goes through the rows of the first
+        rows = [td] if torch.__version__ >= "2.13" else []  # which torch goes through since
+        for given in (*rows, [td * 2]):
             with pytest.raises(CallError, match=r"results of operations\nat a: (?s:.*)hint: inputs=\[td\], a list"):
                 td["a"].sum().backward(inputs=given)
 
