@@ -41,7 +41,8 @@ def seal(path: Path, data: Mapping[str, Any]) -> None:
 def unseal(path: Path) -> dict[str, Any]:
     """Read our entry of a file, once its checksum is right; a FormatError says why the file cannot be used."""
     if not path.is_file():
-        raise FormatError(message(OP, "a file", f"nothing at {path.name}", hint="exported.save(path) writes one"))
+        got = f"{'a folder' if path.is_dir() else 'nothing'} at {path.name}"
+        raise FormatError(message(OP, "a file", got, hint="exported.save(path) writes one; tdc.io.load reads stores"))
     try:
         with zipfile.ZipFile(path) as archive:
             own = [name for name in archive.namelist() if name.endswith(f"/{ENTRY}")]

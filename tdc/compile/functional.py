@@ -193,7 +193,7 @@ def stack_modules(modules: Iterable[nn.Module], *, params: bool = True, buffers:
     modules = list(modules)
     wrong = {f"module {i}": describe(m) for i, m in enumerate(modules) if not isinstance(m, nn.Module)}
     if wrong or not modules:
-        got, hint = f"{len(wrong)} that are none" if wrong else "no module", "stack_modules([net_a, net_b])"
+        got, hint = f"{len(wrong)} that are not" if wrong else "no module", "stack_modules([net_a, net_b])"
         raise StructureError(message("stack_modules", "modules", got, wrong, hint))
     parts = [from_module(m, params=params, buffers=buffers, remove_duplicate=True) for m in modules]
     for i in range(1, len(modules)):

@@ -62,7 +62,7 @@ from tdc.compile.train_state import (
 )
 from tdc.compile.trained import Evaluation, load_into
 from tdc.compile.vectorize import vmap
-from tdc.core.arguments import expect, expect_function
+from tdc.core.arguments import expect, expect_function, expect_number
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import MISSING
@@ -144,12 +144,9 @@ class TrainStep:
         return f"TrainStep({self._step.title}, {'not compiled' if self._how is None else 'compiled'})"
 
     def init(
-        self,
-        module: nn.Module | TensorDict | None = None,
-        *,
-        buffers: TensorDict | None = None,
+        self, module: nn.Module | TensorDict | None = None, *, buffers: TensorDict | None = None,
         seed: int | None = None,
-    ) -> TensorDict:
+    ) -> TensorDict:  # fmt: skip
         """Make the state before the first step. It shares no memory with the module.
 
         Args:
@@ -178,6 +175,8 @@ class TrainStep:
 
     def _first(self, module: Any, buffers: TensorDict | None, seed: int | None) -> TensorDict:
         """The state before the first step, the same on all ranks."""
+        if seed is not None:
+            expect_number(f"{OP}.init", seed, whole=True)
         run = self._step
         params, own = run.loss.parts(module, buffers)
         if not params._leaves:

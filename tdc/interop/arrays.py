@@ -80,7 +80,7 @@ def from_dlpack(arrays: Mapping[Any, Any], batch_size: Any = (), *, copy: bool |
     faults: dict[str, str] = {}
     entries = taken(arrays, (), copy, kinds, faults)
     hint = "arrays with __dlpack__; tdc.TensorDict(...) takes lists and numbers, Static(x) any object"
-    refuse_wrong(DtypeError, READ, "nested mappings of arrays", kinds, "values that are none", hint)
+    refuse_wrong(DtypeError, READ, "nested mappings of arrays", kinds, "values that are not", hint)
     expected = "arrays that torch can use in place" if copy is False else "arrays that torch has a dtype for"
     hint = "leave copy=False out" if copy is False else "array.astype(...) of a dtype and byte order that torch has"
     refuse_wrong(UnsupportedError, READ, expected, faults, "others", hint)

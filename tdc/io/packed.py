@@ -216,7 +216,7 @@ def read_header(file: int, size: int) -> tuple[dict[str, Any], int]:
     """The header of an open file, and where the data begin."""
     length = int.from_bytes(os.pread(file, 8, 0), "little") if size >= 8 else LONGEST_HEADER + 1
     if length > min(LONGEST_HEADER, size - 8):
-        raise not_a_store(READ, "a safetensors file", f"{size} bytes that are none", hint=HINT)
+        raise not_a_store(READ, "a safetensors file", f"{size} bytes that are not", hint=HINT)
     with strictly(READ, "the header", HINT):
         top = json_of(read_up_to(file, length, 8))
     if type(top) is not dict:

@@ -55,6 +55,9 @@ def distribution(make: Callable[..., Distribution], *args: Any, **kwargs: Any) -
         (torch.Size([2, -1]), tensor([-0.9189, -0.9189, -0.9189]))
     """
     batches = [a for a in (*args, *kwargs.values()) if is_ragged(a)]
+    if not callable(make):
+        got, hint = describe(make), "tdc.ops.distribution(torch.distributions.Normal, mean, scale)"
+        raise DtypeError(message("distribution", "a class of torch.distributions first", got, hint=hint))
     if not batches:
         hint = "torch's own class takes dense parameters"
         raise DtypeError(message("distribution", "a ragged batch among the parameters", "none", hint=hint))

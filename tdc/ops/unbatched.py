@@ -127,7 +127,7 @@ def joined_tensors(results: list[Any], dims: Dims, padded: bool, at: str) -> Any
     wrong = others(results, [isinstance(r, (Tensor, *NUMBERS)) for r in results], at)
     if wrong:
         hint = "return tensors, numbers, TensorDicts, or a tuple, list or dict of them"
-        raise DtypeError(message(OP, "results that are tensors", f"{len(wrong)} that are none", wrong, hint))
+        raise DtypeError(message(OP, "results that are tensors", f"{len(wrong)} that are not", wrong, hint))
     tensors = [torch.as_tensor(r) for r in results]
     if dims == ():
         unlike = others(tensors, [t.shape == tensors[0].shape for t in tensors], at)

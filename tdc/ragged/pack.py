@@ -81,7 +81,7 @@ def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> Nest
     wrong = {f"row {i}": describe(row) for i, row in enumerate(arrays) if not hasattr(row, "__array__")}
     if wrong:
         hint = "tdc.from_list(rows) for nested lists"
-        raise DtypeError(message("from_numpy", "numpy arrays", f"{len(wrong)} rows that are none", wrong, hint))
+        raise DtypeError(message("from_numpy", "numpy arrays", f"{len(wrong)} rows that are not", wrong, hint))
     device = as_own_device("from_numpy", device)
     return pack([row_of("from_numpy", row, i, None, device) for i, row in enumerate(arrays)], ragged_dim=ragged_dim)
 
@@ -97,7 +97,7 @@ def check_rows(op: str, rows: Any, kinds: tuple[type, ...]) -> None:
     wrong = {f"row {i}": describe(row) for i, row in enumerate(rows) if kinds and not isinstance(row, kinds)}
     if wrong:
         hint = "one list for each row; tdc.pack(tensors), tdc.from_numpy(arrays)"
-        raise DtypeError(message(op, "rows that are lists", f"{len(wrong)} that are none", wrong, hint))
+        raise DtypeError(message(op, "rows that are lists", f"{len(wrong)} that are not", wrong, hint))
 
 
 def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) -> Tensor:
@@ -174,7 +174,7 @@ def pack_nested(rows: list[Any], dims: tuple[int, ...]) -> TwoLevelTensor:
         raise ShapeError(message("pack", "NestedTensors without ragged_dim=", f"{dims}", hint=hint))
     wrong = {f"row {i}": describe(x) for i, x in enumerate(rows) if not isinstance(x, NestedTensor)}
     if wrong:
-        got, hint = f"{len(wrong)} that are none", "one NestedTensor for each row"
+        got, hint = f"{len(wrong)} that are not", "one NestedTensor for each row"
         raise DtypeError(message("pack", "rows that are all NestedTensors", got, wrong, hint))
     first = rows[0]
     for x in rows:
@@ -200,7 +200,7 @@ def check_dtypes(tensors: list[Any]) -> None:
         from_numpy = hasattr(first, "__array__")
         hint = "tdc.from_list(rows)" if isinstance(first, (list, tuple)) else "torch.as_tensor(row)"
         hint = "tdc.from_numpy(rows)" if from_numpy else hint
-        raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, hint))
+        raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are not", wrong, hint))
     device, first = tensors[0].device, tensors[0].dtype
     wrong = {f"row {i}": f"{describe(t)} on {t.device}" for i, t in enumerate(tensors) if t.device != device}
     if wrong:

@@ -368,7 +368,7 @@ class TestStackModules:
         ("modules", "text"),
         [
             ([], "modules, got no module"),
-            ([nn.ReLU(), nn.Linear], r"got 1 that are none\nat module 1: the class Linear"),
+            ([nn.ReLU(), nn.Linear], r"got 1 that are not\nat module 1: the class Linear"),
             ([nn.ReLU(), nn.ReLU(), nn.Tanh()], r"at module 2, itself: Tanh, in module 0 ReLU"),
             ([nn.Linear(3, 2), nn.Linear(3, 4)], r"at module 1, weight: Tensor float32\[4, 3\], in module 0 Tensor fl"),
             ([nn.Linear(3, 2), nn.Linear(3, 2, bias=False)], r"at module 1, bias: nothing, in module 0 Tensor"),

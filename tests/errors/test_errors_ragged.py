@@ -66,7 +66,7 @@ tdc.pack: expected rows with at least one dim, got Tensor float32[]
 hint: stack numbers with torch.stack; rows of one element have shape [1]"""),
     "pack of lists": (lambda: tdc.pack([[1, 2], [3]]), """\
 DtypeError
-tdc.pack: expected tensors, got 2 rows that are none
+tdc.pack: expected tensors, got 2 rows that are not
 at row 0: list
 at row 1: list
 hint: tdc.from_list(rows)"""),

@@ -94,7 +94,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "KVCache": (X[:, None, None], X[:, None, None], torch.ones(len(X), dtype=torch.int64)),
     "TensorDictParams": (PARAMS,),
     "as_tensordict": (Record(X), [3]),
-    "autograd_grad": (2 * W, W, torch.ones(2), {"retain_graph": True}),
+    "autograd_grad": (W + W, W, torch.ones(2), {"retain_graph": True}),
     "assert_batched_equal": (square, [X], {"in_dims": 0, "lowers": "while", "backends": ()}),
     "associative_scan": (torch.add, X, 0, {"combine_mode": "generic"}),
     "batch": (square,),

@@ -137,7 +137,7 @@ def test_what_a_tensor_or_an_array_cannot_say_is_refused():
 SAYS: dict[str, Says] = {
     "values that are no arrays": (lambda: from_dlpack({"a": 1, "b": {"c": "text"}}), """\
 DtypeError
-tdc.interop.from_dlpack: expected nested mappings of arrays, got 2 values that are none
+tdc.interop.from_dlpack: expected nested mappings of arrays, got 2 values that are not
 at a: int
 at b.c: str
 hint: arrays with __dlpack__; tdc.TensorDict(...) takes lists and numbers, Static(x) any object"""),

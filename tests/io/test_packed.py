@@ -120,10 +120,10 @@ def test_files_of_other_programs(path: Path):
 
 WHOLE = f32(0, 24, 6)
 FILES: dict[str, tuple[str, bytes]] = {
-    "empty": ("0 bytes that are none", b""),
-    "short": ("7 bytes that are none", b"\0" * 7),
-    "header beyond the file": ("bytes that are none", packed({"a": WHOLE}, length=10**6)),
-    "header beyond the limit": ("bytes that are none", packed({"a": WHOLE}, length=10**15)),
+    "empty": ("0 bytes that are not", b""),
+    "short": ("7 bytes that are not", b"\0" * 7),
+    "header beyond the file": ("bytes that are not", packed({"a": WHOLE}, length=10**6)),
+    "header beyond the limit": ("bytes that are not", packed({"a": WHOLE}, length=10**15)),
     "no JSON": ("as the header, got invalid JSON", packed(b"{")),
     "NaN": ("NaN is no JSON", packed(b'{"a": NaN}')),
     "deep": ("nested too deeply", packed(b"[" * 100_000 + b"]" * 100_000)),

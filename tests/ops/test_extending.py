@@ -357,7 +357,7 @@ def test_unbatched_compiles_unrolled():
 UNBATCHED: tuple[tuple[Any, type[Exception], str], ...] = (
     (lambda x: tdc.unbatched(torch.sum)(x), ShapeError, r"with a dim 1, .* got numbers.*\nhint: ragged_dims=\(\)"),
     (lambda x: tdc.unbatched(torch.relu, ragged_dims=())(x), ShapeError, r"of one shape.* 2 others\nat result of e"),
-    (lambda x: tdc.unbatched(str)(x), DtypeError, r"that are tensors, got 3 that are none\nat result of example 0"),
+    (lambda x: tdc.unbatched(str)(x), DtypeError, r"that are tensors, got 3 that are not\nat result of example 0"),
     (lambda x: tdc.unbatched(torch.relu)(torch.ones(2)), StructureError, r"got none\nhint: pass a NestedTensor"),
     (lambda x: tdc.unbatched(torch.add, (0, 0))(x, torch.ones(2)), StructureError, r"sizes\nat argument 0: 3"),
     (lambda x: tdc.unbatched(torch.add, (0,))(x, 1), DtypeError, r"one entry of in_dims for each .*, got 1 for 2"),
