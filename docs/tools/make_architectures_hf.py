@@ -49,8 +49,9 @@ row alone. The others are refused in words before they give a number. Models of 
 Questions: question answering, without its loss."""
 KINDS = {  # what a refusal says, and the title of its group
     "^(RAW|WRONG)": "ERRORS OF OURS",
-    "fails: .*(get_input_embeddings|no attribute 'weight'|pixel_values|input_features|bbox)": "not a model of tokens",
-    "features|action_embeds|position_embeddings": "not a model of tokens",
+    "fails: .*(get_input_embeddings|no attribute 'weight'|pixel_values|bbox)|features|action_embeds|position_embed": (
+        "not a model of tokens"
+    ),
     "expected a model of tokens": "one row of tokens fails in this configuration",
     "own attention": "attention of its own",
     "all of whose layers attend": "layers without attention",

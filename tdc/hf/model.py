@@ -81,7 +81,7 @@ def attend(model: Any, *, check: bool = True) -> Any:
     if hasattr(model.forward, "tdc_ragged"):  # it is done already, and another attention may have been set since
         model.set_attn_implementation(NAME)
         return model
-    if model.main_input_name == INPUT:
+    if model.main_input_name == INPUT and hasattr(model.config, "conv_kernel"):
         return attend_waves(model, unbound(model.forward), check)
     known = encoder_decoder_of(model) if is_encoder_decoder(model) else head_of(model)
     before = model.config._attn_implementation

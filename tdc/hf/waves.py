@@ -94,7 +94,7 @@ def outputs(model: Any, waves: Any) -> dict[str, Any]:
     try:
         with at_rest(model):
             found = model(**{INPUT: waves})
-    except (TdcError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+    except (TdcError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         got = f"{type(model).__name__}, which fails: {first_line(error)}"
         expected = "a model of waves whose layers take ragged batches"
         raise UnsupportedError(message(OP, expected, got, hint=PADDED)) from error
