@@ -15,7 +15,6 @@ from tdc.core.arguments import expect, expect_number
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.typing import OpName
-from tdc.ops.elementwise.factory import positions
 from tdc.ops.images.planes import Planes, Span, measured, planes, reach, resized
 from tdc.ops.images.pool import taken
 from tdc.ops.rectangle import rectangle, repacked
@@ -170,8 +169,8 @@ def random_masking(x: Any, mask_ratio: float, noise: Any = None) -> tuple[Any, A
     if x._batch_dim or x.ragged_dims != (1,):
         hint = "x.flatten(2).transpose(1, 2) makes patches of images (B, D, -1, -1)"
         raise ShapeError(message(op, "patches (B, -1, D)", describe(x), hint=hint))
-    places: Any = positions(x)
-    noise = torch.rand_like(places, dtype=torch.float32) if noise is None else noise + torch.zeros_like(places)
+    like = torch.zeros_like(x if x.ndim == 2 else x.flatten(2).select(2, 0), dtype=torch.float32)  # (B, -1)
+    noise = torch.rand_like(like) if noise is None else noise + like
     order = noise.argsort(1)
     ids_restore = order.argsort(1)
     lengths = x.lengths if isinstance(x, NestedTensor) else x.lengths[:, 0]
