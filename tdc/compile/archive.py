@@ -41,8 +41,10 @@ def seal(path: Path, data: Mapping[str, Any]) -> None:
 def unseal(path: Path) -> dict[str, Any]:
     """Read our entry of a file, once its checksum is right; a FormatError says why the file cannot be used."""
     if not path.is_file():
-        got = f"{'a folder' if path.is_dir() else 'nothing'} at {path.name}"
-        raise FormatError(message(OP, "a file", got, hint="exported.save(path) writes one; tdc.io.load reads stores"))
+        got, hint = f"nothing at {path.name}", "exported.save(path) writes one"
+        if path.is_dir():
+            got, hint = f"a folder at {path.name}", "tdc.io.load reads stores"
+        raise FormatError(message(OP, "a file", got, hint=hint))
     try:
         with zipfile.ZipFile(path) as archive:
             own = [name for name in archive.namelist() if name.endswith(f"/{ENTRY}")]
