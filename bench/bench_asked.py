@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 import tdc
-from bench._timing import Call, Report, arguments, interleaved, own, ratio
+from bench._occupancy import against_padding, at_occupancies
+from bench._timing import Call, Report, own
 from bench.bench_nested import LONGEST, B, lengths_at
 from tdc.ops import distribution, max_sim, top_k_top_p_filtering
 
@@ -84,23 +85,12 @@ def measure(report: Report, occupancy: float) -> None:
         for who, (run, leaves, make) in group.items():
             compiled = torch.compile(own(run), fullgraph=True)
             calls |= {who: training(run, leaves, make), f"{who}, compiled": training(compiled, leaves, make)}
-        for call in calls.values():
-            call()
-        times = interleaved(calls, rounds=3 if report.quick else 9, burst=0.1, device=report.device)
-        what = f"{name}, {occupancy:.0%}"
-        report.row(f"{what}, training", times, "padded")
-        for k in ("", ", compiled"):
-            report.limit(f"{what}{k}: tdc to padded", ratio(times[f"tdc{k}"], times[f"padded{k}"]), occupancy + 0.15)
+        against_padding(report, f"{name}, {occupancy:.0%}", calls, occupancy)
 
 
 def main() -> None:
-    args = arguments("bench_asked")
     question = "What do capabilities that users ask for cost on ragged rows, against padding?"
-    report = Report("bench_asked", question, args.device, args.quick)
-    torch.manual_seed(0)
-    for occupancy in (0.35,) if args.quick else (0.20, 0.35, 0.77):
-        measure(report, occupancy)
-    report.write()
+    at_occupancies("bench_asked", question, measure)
 
 
 if __name__ == "__main__":

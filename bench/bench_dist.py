@@ -20,9 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 import tdc
+from bench._ranks import of_rank_0
 from bench._timing import Report, Spread, keep_freed_memory, spread
 from examples.demo.data import load_docstrings
 from tdc import TensorDict
@@ -171,22 +169,6 @@ def worker(rank: int, world: int, store: str, out: str, rounds: int) -> None:
     os._exit(0)
 
 
-def run_workers(world: int, rounds: int) -> Any:
-    """The figures of rank 0 of some processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = f"{folder}/out.json"
-        given = [str(world), f"{folder}/store", out, str(rounds)]
-        command = [sys.executable, "-m", "bench.bench_dist", "--worker"]
-        workers = [subprocess.Popen([*command, str(rank), *given]) for rank in range(world)]
-        try:
-            for process in workers:
-                process.wait(timeout=500)
-        finally:
-            for process in workers:
-                process.kill()
-        return json.loads(Path(out).read_text())
-
-
 def low(times: list[float]) -> list[float]:
     """The 5 % quantile of each tenth of the calls."""
     step = max(len(times) // TENTHS, 1)
@@ -204,7 +186,7 @@ def main() -> None:
         worker(int(rank), int(world), store, out, int(rounds))
     keep_freed_memory()  # of the workers, as the report says
     report = Report("bench_dist", "What does a structure over torch.distributed cost?", quick=given.quick)
-    found = run_workers(2, 40 if given.quick else 400)
+    found = of_rank_0("bench_dist", 2, 40 if given.quick else 400)
     ratios: dict[tuple[str, str, str], Spread] = {}
     for kib in ("1", "256"):
         for op, times in found[kib].items():
@@ -219,7 +201,7 @@ def main() -> None:
     schemas = found["batches"]["schemas"]
     report.limit("messages of 20 ragged batches, without schemas", whole(found["batches"]["messages"] - schemas), 40)
     report.limit("schemas of 20 ragged batches", whole(schemas), 1)
-    even = run_workers(4, 0)
+    even = of_rank_0("bench_dist", 4, 0)
     report.note(f"balance of 256 docstrings, 4 ranks: max/mean {even['before']:.3f} before, {even['ms']:.1f} ms")
     report.limit("balance of 256 docstrings on 4 ranks, max/mean", whole(even["after"]), 1.01)
     report.write()

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tdc
-from bench._timing import Call, Report, arguments, interleaved, own, ratio
+from bench._occupancy import against_padding, at_occupancies
+from bench._timing import Call, Report, own
 from bench.bench_nested import B, lengths_at
 
 SAMPLES, N_FFT, HOP, BANDS, WIDTH, LETTERS = 32000, 256, 128, 40, 256, 32
@@ -70,23 +71,12 @@ def measure(report: Report, occupancy: float) -> None:
         "padded, compiled": training(net, torch.compile(own(padded_loss)), given),
         "tdc, compiled": training(net, torch.compile(own(ragged_loss), fullgraph=True), (waves, texts)),
     }
-    for call in calls.values():
-        call()
-    times = interleaved(calls, rounds=3 if report.quick else 9, burst=0.1, device=report.device)
-    what = f"ctc, {occupancy:.0%}"
-    report.row(f"{what}, training", times, "padded")
-    for k in ("", ", compiled"):
-        report.limit(f"{what}{k}: tdc to padded", ratio(times[f"tdc{k}"], times[f"padded{k}"]), occupancy + 0.15)
+    against_padding(report, f"ctc, {occupancy:.0%}", calls, occupancy)
 
 
 def main() -> None:
-    args = arguments("bench_speech")
     question = "What does a recogniser with CTC cost on waves of different lengths, against padding?"
-    report = Report("bench_speech", question, args.device, args.quick)
-    torch.manual_seed(0)
-    for occupancy in (0.35,) if args.quick else (0.20, 0.35, 0.77):
-        measure(report, occupancy)
-    report.write()
+    at_occupancies("bench_speech", question, measure)
 
 
 if __name__ == "__main__":

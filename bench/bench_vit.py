@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tdc
-from bench._timing import Call, Report, arguments, interleaved, own, ratio
+from bench._occupancy import against_padding, at_occupancies
+from bench._timing import Call, Report, own
 
 WIDTH, PATCH, SIDE, B = 256, 16, 16, 16
 
@@ -63,13 +64,7 @@ def measure(report: Report, wanted: float) -> None:
         compiled = torch.compile(own(run), fullgraph=True)
         for name, fn in ((who, run), (f"{who}, compiled", compiled)):
             calls[name] = training(fn, given, classes, weights)
-    for call in calls.values():
-        call()
-    times = interleaved(calls, rounds=3 if report.quick else 9, burst=0.1, device=report.device)
-    what = f"vit, {wanted:.0%}"
-    report.row(f"{what}, training", times, "padded")
-    for k in ("", ", compiled"):
-        report.limit(f"{what}{k}: tdc to padded", ratio(times[f"tdc{k}"], times[f"padded{k}"]), occupancy + 0.15)
+    against_padding(report, f"vit, {wanted:.0%}", calls, occupancy)
 
 
 def training(run: Any, given: tuple[Any, ...], classes: Tensor, weights: list[Tensor]) -> Call:
@@ -80,13 +75,8 @@ def training(run: Any, given: tuple[Any, ...], classes: Tensor, weights: list[Te
 
 
 def main() -> None:
-    args = arguments("bench_vit")
     question = "What does a vision transformer on images of their own sizes cost packed, against padding?"
-    report = Report("bench_vit", question, args.device, args.quick)
-    torch.manual_seed(0)
-    for occupancy in (0.35,) if args.quick else (0.20, 0.35, 0.77):
-        measure(report, occupancy)
-    report.write()
+    at_occupancies("bench_vit", question, measure)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tdc
+from bench._ranks import of_rank_0
 from examples.demo.data import load_docstrings
 from tdc import TensorDict
 from tdc.dist.balance import plan
@@ -152,21 +150,6 @@ def worker(rank: int, world: int, store: str, out: str, times: int) -> None:
     os._exit(0)
 
 
-def measured(world: int, times: int) -> Any:
-    """The figures of rank 0 of some processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        given = [str(world), f"{folder}/store", f"{folder}/out", str(times)]
-        command = [sys.executable, "-m", "bench.sim_scale", "--worker"]
-        workers = [subprocess.Popen([*command, str(rank), *given]) for rank in range(world)]
-        try:
-            for process in workers:
-                process.wait(timeout=500)
-        finally:
-            for process in workers:
-                process.kill()
-        return json.loads(Path(f"{folder}/out").read_text())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sim_scale")
     parser.add_argument("--latency", type=float, help="microseconds of a small message, in place of those measured")
@@ -181,11 +164,11 @@ def main() -> None:
         worker(int(rank), int(world), store, out, int(times))
     times = 10 if args.quick else 100
     torch.manual_seed(0)
-    found = measured(2, times)
+    found = of_rank_0("sim_scale", 2, times)
     own = Link(torch.tensor(found["latencies"], dtype=torch.float64), found["bandwidth"], found["call"])
     us, rate = own.latencies.median() * 1e6, own.bandwidth / 1e9
     print(f"measured on 2 ranks: latency {us:.0f} us, bandwidth {rate:.2f} GB/s, a call {own.call * 1e6:.0f} us")
-    for world, real in ((2, found), (4, measured(4, times))):
+    for world, real in ((2, found), (4, of_rank_0("sim_scale", 4, times))):
         for name, n in SIZES.items():
             both = f"measured {real[name] * 1e3:.2f} ms, simulated {own.all_reduce(world, n) * 1e3:.2f}"
             print(f"all_reduce of {name} on {world} ranks: {both}")
