@@ -13,6 +13,7 @@ from tdc.compile.dynamic import dynamic_shapes as dynamic_shapes
 from tdc.compile.export import Exported as Exported
 from tdc.compile.export import export as export
 from tdc.compile.export import load as load
+from tdc.compile.filling.sizes import Buckets as Buckets
 from tdc.compile.inductor import backend as backend
 from tdc.compile.report.build import report as report
 from tdc.compile.report.record import Report as Report

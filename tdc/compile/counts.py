@@ -13,14 +13,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
 
 from tdc.compile._torch.dynamo import current_compile, graph_breaks, raised_by_trace
 from tdc.compile._torch.inductor import kernels_generated
+from tdc.compile.filling.program import Filling
+from tdc.compile.filling.sizes import Buckets, buckets_of
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.core.arguments import expect_function
@@ -32,7 +34,13 @@ from tdc.core.slow_paths import users_line
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of compiling one function. `seconds` is the time of the calls that compiled."""
+    """Counts of compiling one function.
+
+    Attributes:
+        seconds: time of the calls that compiled.
+        buckets: graphs of fixed sizes, with `buckets=`.
+        filling: packed elements that these ran on beyond the real ones, as a part of the real ones.
+    """
 
     name: str
     graphs: int
@@ -40,6 +48,8 @@ class Counts:
     compiles: int
     kernels: int
     seconds: float
+    buckets: int = 0
+    filling: float = 0.0
 
 
 class counted:
@@ -52,6 +62,8 @@ class counted:
         fullgraph: a graph break is an error.
         dynamic: as of `torch.compile`; False specialises on every size that is not marked.
         mode, options: as of `torch.compile`, for Inductor.
+        buckets: "auto" or a `Buckets` fills batches up to a few sizes, and compiles a graph of fixed sizes for each,
+            as CUDA graphs need them. Results are those without filling. Dynamo traces once.
 
     Raises:
         UnsupportedError: an unknown backend or mode. A call raises the error of this library that stopped its trace,
@@ -74,11 +86,18 @@ class counted:
         dynamic: bool | None = None,
         mode: str | None = None,
         options: dict[str, Any] | None = None,
+        buckets: Buckets | Literal["auto"] | None = None,
     ) -> None:
         expect_function("compile.counted", fn)
         self.name = name or getattr(fn, "__name__", "function")
         self.fn = fn
+        sizes = buckets_of(buckets, "compile.counted")
+        if sizes is not None and backend is inductor and options is None:
+            mode = mode or "reduce-overhead"
         self._inner = backend_of(backend, mode, options, "compile.counted")
+        self._filling: Filling | None = None
+        if sizes is not None:
+            self._inner = self._filling = Filling(self._inner, sizes, self.name)
         self._frames: list[int] = []
         self._kernels = self._breaks = 0
         self._seconds = 0.0
@@ -113,7 +132,12 @@ class counted:
     @property
     def counts(self) -> Counts:
         """Counts up to now."""
-        return Counts(self.name, len(set(self._frames)), self._breaks, len(self._frames), self._kernels, self._seconds)
+        frames, found = self._frames, self._filling
+        own = Counts(self.name, len(set(frames)), self._breaks, len(frames), self._kernels, self._seconds)
+        if found is None:
+            return own
+        filling = found.full / max(found.real, 1) - 1
+        return replace(own, kernels=found.kernels, buckets=len(found.recorded), filling=filling)
 
 
 def counts_of(op: str, run: Any) -> Counts:

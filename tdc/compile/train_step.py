@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from tdc.compile._torch.inductor import BUDGET
 from tdc.compile.cold_start import load_cache, save_cache
 from tdc.compile.counts import Counts, counted, counts_of
+from tdc.compile.filling.sizes import Buckets, buckets_of
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
 from tdc.compile.one_step import DTYPES, Step, device_of
@@ -78,7 +79,7 @@ def train_step(
     error_if_nonfinite: bool = False, average: Any = None, process_group: Any = None, shard: str | None = None,
     reduce_dtype: torch.dtype | None = None, bucket: int = 25 << 20, donate: bool = False, compile: bool = True,
     backend: Any = inductor, mode: str | None = None, options: dict[str, Any] | None = None,
-    dynamic: bool | None = None,
+    dynamic: bool | None = None, buckets: Buckets | Literal["auto"] | None = None,
 ) -> TrainStep:  # fmt: skip
     """Make a training step `(state, batch) -> (state, metrics)`; its `init` makes the first state.
 
@@ -99,7 +100,7 @@ def train_step(
         reduce_dtype: of gradients between processes, such as `torch.bfloat16`; by default float32, or float64.
         bucket: bytes of gradients in one message, which the backward pass sends while it goes on.
         donate: write the new state into the memory of the old one and return it; `state.clone()` keeps a copy.
-        compile, backend, mode, options, dynamic: as of `torch.compile`; `compile=False` runs eagerly.
+        compile, backend, mode, options, dynamic, buckets: as of `counted`; `compile=False` runs eagerly.
 
     Raises:
         DtypeError, StructureError, ShapeError, UnsupportedError: invalid arguments.
@@ -122,9 +123,9 @@ def train_step(
     check_settings(accumulate, dtype, options, compile)
     exchange = exchange_of(optimizer, group, shard, reduce_dtype, bucket)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
-    how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
+    how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic, "buckets": buckets_of(buckets, OP)}
     run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average, exchange)
-    return TrainStep(run, run, donate, how)
+    return TrainStep(run, run, donate, how if compile else None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -165,6 +165,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "windows": (TensorDict({"ids": rows()}, [2]), 2, "ids"),
     "zeros": (td(), [3]),
     "buckets": (1, 8),
+    "Buckets": ((4, 8), (8, 16), (32,), 8),
     "checkpoint": (torch.neg,),
     "checkpoint_blocks": (torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear),
     "scan_blocks": (torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), torch.nn.Linear),

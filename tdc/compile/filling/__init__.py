@@ -1,0 +1,1 @@
+"""Graphs on batches that are filled up to a size of a bucket, with the results of the batches that are not."""

@@ -1,0 +1,136 @@
+"""Rules of filled graphs for operations that read or write at computed positions.
+
+What an index holds in filling may be any number, so it reads position 0; what a write puts there goes to one more
+position, which is cut off again, or adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile.filling.run import Graph, bare, rule
+from tdc.compile.filling.sums import IDENTITIES
+from tdc.compile.filling.values import Filled, Node, refuse
+
+aten: Any = torch.ops.aten
+
+
+def positions(g: Graph, index: Filled, x: Filled, dim: int) -> Tensor:
+    """An index into a dim: 0 in filling, and negative ones counted from the real end."""
+    found = g.masked(index, 0)
+    if dim % max(x.x.ndim, 1) in x.dims:
+        found = torch.where(found < 0, found + g.number_of(x.sizes[dim % x.x.ndim]), found)
+    return found
+
+
+@rule("index_select", "gather")
+def take(g: Graph, node: Node, x: Filled, dim: int, index: Filled, **kwargs: Any) -> Tensor:
+    """Elements at positions along a dim."""
+    return node.target(x.x, dim, positions(g, index, x, dim), **kwargs)
+
+
+@rule("embedding")
+def embedding(g: Graph, node: Node, weight: Filled, index: Filled, *args: Any, **kwargs: Any) -> Tensor:
+    """Rows of a table."""
+    return aten.embedding(weight.x, g.masked(index, 0), *args, **kwargs)
+
+
+@rule("index", "_unsafe_index")
+def index(g: Graph, node: Node, x: Filled, at: Sequence[Any]) -> Tensor:
+    """Elements at positions along several dims."""
+    return aten.index(x.x, given_index(g, node, x, at))
+
+
+def given_index(g: Graph, node: Node, x: Filled, at: Sequence[Any]) -> list[Tensor | None]:
+    """Positions for each dim; a mask as an index finds as many as only data tell."""
+    if any([i is not None and i.x.dtype in (torch.bool, torch.uint8) for i in at]):
+        raise refuse(f"{node.target} by a mask")
+    return [None if i is None else positions(g, i, x, d) for d, i in enumerate(at)]
+
+
+@rule("index_put", "_unsafe_index_put")
+def index_put(g: Graph, node: Node, x: Filled, at: Sequence[Any], values: Filled, accumulate: bool = False) -> Tensor:
+    """Elements written, or added, at positions along the first dims."""
+    found = given_index(g, node, x, at)
+    block = [d for d, i in enumerate(found) if i is not None]
+    if block != list(range(block[0], block[-1] + 1)):
+        raise refuse(f"{node.target} of dims that are apart")
+    index: list[Any] = [found[d] for d in block]
+    masks = [m for d in block if (m := g.mask(at[d])) is not None]
+    if not masks:
+        return aten.index_put(x.x, found, values.x, accumulate)
+    shape = torch.broadcast_shapes(*[i.shape for i in index])
+    order = [*block, *[d for d in range(x.x.ndim) if d not in block]]
+    moved, (before, rest) = x.x.permute(order), (block[0], x.x.shape[block[-1] + 1 :])
+    put = values.x.expand(*x.x.shape[:before], *shape, *rest)
+    put = put.movedim(list(range(before, before + len(shape))), list(range(len(shape))))
+    mask = all_of(masks).expand(shape)
+    if accumulate:
+        kept = mask.reshape(*shape, *[1] * (put.ndim - len(shape)))
+        out = aten.index_put(moved, index, torch.where(kept, put, 0), True)
+    else:
+        more = torch.cat([moved, moved.new_zeros(1, *moved.shape[1:])])
+        out = aten.index_put(more, [torch.where(mask, index[0], moved.shape[0]), *index[1:]], put)[:-1]
+    return out.permute([order.index(d) for d in range(x.x.ndim)])
+
+
+def all_of(masks: Sequence[Tensor]) -> Tensor:
+    """True where all masks are."""
+    found = masks[0]
+    for mask in masks[1:]:
+        found = found & mask
+    return found
+
+
+@rule("index_add")
+def index_add(g: Graph, node: Node, x: Filled, dim: int, index: Filled, source: Filled, **kwargs: Any) -> Tensor:
+    """Slices added at positions along a dim."""
+    added = Filled(source.x, tuple([s if d == dim % source.x.ndim else None for d, s in enumerate(source.sizes)]))
+    return aten.index_add(x.x, dim, positions(g, index, x, dim), g.masked(added, 0), **kwargs)
+
+
+@rule("scatter_add", "scatter_reduce")
+def scatter_reduce(
+    g: Graph, node: Node, x: Filled, dim: int, index: Filled, src: Filled, *how: Any, **kw: Any
+) -> Tensor:
+    """Elements reduced at positions along a dim; filling brings the identity."""
+    name = how[0] if how else "sum"
+    if name == "mean" or not kw.get("include_self", True):
+        raise refuse(f"{node.target} as {name} without the elements that are there")
+    identity = IDENTITIES[name](src.x.dtype)
+    put = g.masked(Filled(src.x, index.sizes if len(index.sizes) == src.x.ndim else src.sizes), identity)
+    return node.target(x.x, dim, positions(g, index, x, dim), put, *how, **kw)
+
+
+@rule("scatter.src", "scatter.value")
+def scatter(g: Graph, node: Node, x: Filled, dim: int, index: Filled, src: Any) -> Tensor:
+    """Elements written at positions along a dim."""
+    d, at = dim % x.x.ndim, positions(g, index, x, dim)
+    mask = g.mask(index, (d,))
+    if mask is None:
+        return aten.scatter(x.x, d, at, bare(src))
+    more = torch.cat([x.x, x.x.narrow(d, 0, 1)], d)
+    return aten.scatter(more, d, torch.where(mask, at, x.x.shape[d]), bare(src)).narrow(d, 0, x.x.shape[d])
+
+
+@rule("searchsorted", "bucketize")
+def searchsorted(g: Graph, node: Node, first: Filled, second: Any, **kwargs: Any) -> Tensor:
+    """Places among sorted numbers, the real ones."""
+    target: Any = node.target
+    sorted_first = "searchsorted" in str(target)
+    table, asked = (first, second) if sorted_first else (second, first)
+    last = table.x.ndim - 1
+    filled = g.masked(table, IDENTITIES["amin"](table.x.dtype), (last,))
+    found = target(*((filled, bare(asked)) if sorted_first else (bare(asked), filled)), **kwargs)
+    return found if last not in table.dims else found.clamp(max=g.number_of(table.sizes[last])).to(found.dtype)
+
+
+@rule("embedding_dense_backward")
+def embedding_backward(g: Graph, node: Node, grad: Filled, index: Filled, *args: Any) -> Tensor:
+    """The gradient of a table; filling adds nothing."""
+    at = Filled(grad.x, (*index.sizes, None))
+    return aten.embedding_dense_backward(g.masked(at, 0), g.masked(index, 0), *args)

@@ -1,0 +1,212 @@
+"""Rules of filled graphs for operations that make shapes: views, slices, joins, factories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile.filling.run import Graph, rule
+from tdc.compile.filling.values import Expr, Filled, Node, Size, evaluate, expression, refuse
+
+aten: Any = torch.ops.aten
+
+
+@rule("view", "_unsafe_view", "reshape", "unflatten")
+def view(g: Graph, node: Node, x: Filled, *sizes: Any) -> Tensor:
+    """A view: filling stays behind where a filled dim comes first among the dims that are merged or split; otherwise
+    real elements are gathered."""
+    given = [expression(n) for n in node.args[0].meta["val"].shape]
+    made = [expression(n) for n in node.meta["val"].shape]
+    out, at = x.x, 0
+    for dims, others in groups(given, made):
+        old, new = [given[d] for d in dims], [made[d] for d in others]
+        shape = [evaluate(n, g.full) for n in new]
+        if len(old) + len(new) > 2 and (has_filling_behind(g, old) or has_filling_behind(g, new)):
+            out = out.flatten(at, at + len(old) - 1).index_select(at, places(g, old, new)).unflatten(at, shape)
+        else:
+            out = out.reshape(*out.shape[:at], *shape, *out.shape[at + len(old) :])
+        at += len(new)
+    return out
+
+
+def has_filling_behind(g: Graph, sizes: Sequence[Expr]) -> bool:
+    """True if a dim is filled behind the first one that is longer than 1."""
+    first = next((k for k, n in enumerate(sizes) if n != 1), 0)
+    return any([isinstance(g.number_of(n), Tensor) for n in sizes[first + 1 :]])
+
+
+def places(g: Graph, old: Sequence[Expr], new: Sequence[Expr]) -> Tensor:
+    """For each place of flattened new dims the one of flattened old dims that holds the same real element."""
+    shape, real = [evaluate(n, g.full) for n in new], [g.number_of(n) for n in old]
+    at: Any = 0
+    for d, n in enumerate(shape):
+        step = torch.arange(n, device=g.device).view(-1, *[1] * (len(shape) - 1 - d))
+        at = at + step * prod([g.number_of(size) for size in new[d + 1 :]])
+    index, stride = torch.zeros_like(at), 1
+    for d in reversed(range(len(old))):
+        size = real[d].clamp(min=1) if isinstance(real[d], Tensor) else max(real[d], 1)
+        index, at = index + at % size * stride, at // size
+        stride *= evaluate(old[d], g.full)
+    return index.flatten().clamp(0, max(stride - 1, 0))
+
+
+def groups(given: Sequence[Expr], made: Sequence[Expr]) -> list[tuple[list[int], list[int]]]:
+    """Dims of two shapes of as many elements that stand for one another."""
+    found, i, j = [], 0, 0
+    while i < len(given) or j < len(made):
+        a, b = i, j
+        i, j = min(i + 1, len(given)), min(j + 1, len(made))
+        while prod(given[a:i]) != prod(made[b:j]) and (i < len(given) or j < len(made)):
+            ahead = i < len(given) and (j == len(made) or len(given) - i >= len(made) - j)
+            i, j = (i + 1, j) if ahead else (i, j + 1)
+        found.append((list(range(a, i)), list(range(b, j))))
+    return found
+
+
+@rule("_conj")
+def conj(g: Graph, node: Node, x: Filled) -> Tensor:
+    """Conjugate numbers, not a mark that says so."""
+    return torch.conj_physical(x.x)
+
+
+@rule("expand")
+def expand(g: Graph, node: Node, x: Filled, *_: Any, **__: Any) -> Tensor:
+    """A view of repeated elements."""
+    return x.x.expand(g.shape(node.meta["val"]))
+
+
+@rule("slice")
+def cut(g: Graph, node: Node, x: Filled, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    """A slice: from a fixed start as it is, else of the real positions counted from the real end."""
+    val = node.meta["val"]
+    d, count = dim % val.ndim, g.size(val.shape[dim])
+    real_size = x.x.shape[d] if x.sizes[d] is None else g.number_of(x.sizes[d])
+    start = 0 if start is None else start
+    if isinstance(start, int) and start >= 0:
+        return aten.slice(x.x, d, start, start + (count - 1) * step + 1 if count else start, step)
+    first = start.real if isinstance(start, Size) else start
+    first = torch.where(torch.as_tensor(first, device=x.x.device) < 0, first + real_size, first).clamp(min=0)
+    return g.at(x, d, first + step * torch.arange(count, device=x.x.device))
+
+
+@rule("select")
+def select(g: Graph, node: Node, x: Filled, dim: int, index: Any) -> Tensor:
+    """One position along a dim, counted from the real end where it is negative."""
+    d = dim % x.x.ndim
+    if isinstance(index, int) and (index >= 0 or d not in x.dims):
+        return x.x.select(d, index)
+    at = index.real if isinstance(index, Size) else torch.as_tensor(index, device=x.x.device)
+    size = g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d]
+    return g.at(x, d, torch.where(at < 0, at + size, at).reshape(1)).squeeze(d)
+
+
+@rule("cat")
+def cat(g: Graph, node: Node, xs: Sequence[Filled], dim: int = 0) -> Tensor:
+    """Joined tensors; along a filled dim the real elements of all, then filling."""
+    xs = [x for x in xs if x.x.shape != (0,)]
+    d = dim % xs[0].x.ndim
+    joined = torch.cat([x.x for x in xs], d)
+    if not any([d in x.dims for x in xs]):
+        return joined
+    real = [g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d] for x in xs]
+    full = [0, *accumulate([x.x.shape[d] for x in xs])]
+    positions = torch.arange(joined.shape[d], device=joined.device)
+    index, begin = positions, 0
+    for n, at in zip(real, full, strict=False):
+        index = torch.where(positions >= begin, positions - begin + at, index)
+        begin = begin + n
+    return joined.index_select(d, index.clamp(max=joined.shape[d] - 1))
+
+
+@rule("constant_pad_nd")
+def pad(g: Graph, node: Node, x: Filled, widths: Sequence[Any], value: Any = 0) -> Tensor:
+    """Padded tensors: behind real elements the value begins at once."""
+    if any([not isinstance(n, int) for n in widths]):
+        raise refuse(f"{node.target} of widths that vary")
+    out = aten.constant_pad_nd(x.x, list(widths), value)
+    for k in range(len(widths) // 2):
+        d = x.x.ndim - 1 - k
+        if d in x.dims:
+            if widths[2 * k] < 0:
+                raise refuse(f"{node.target} that cuts off from the front")
+            ends = g.number_of(x.sizes[d]) + widths[2 * k]
+            inside = torch.arange(out.shape[d], device=out.device) < ends
+            out = torch.where(inside.view(-1, *[1] * k), out, value)
+    return out
+
+
+@rule("flip")
+def flip(g: Graph, node: Node, x: Filled, dims: Sequence[int]) -> Tensor:
+    """Reversed order of real elements."""
+    wanted = [d % x.x.ndim for d in dims]
+    out = aten.flip(x.x, [d for d in wanted if d not in x.dims])
+    for d in wanted:
+        if d in x.dims:
+            index = g.number_of(x.sizes[d]) - 1 - torch.arange(out.shape[d], device=out.device)
+            out = g.at(Filled(out, x.sizes), d, index)
+    return out
+
+
+@rule("repeat", "split_with_sizes", "unbind", "as_strided", "diagonal", "roll", "unfold", "pixel_shuffle")
+def refused(g: Graph, node: Node, *_: Any, **__: Any) -> Any:
+    """Not where something is filled."""
+    raise refuse(str(node.target))
+
+
+@rule("arange", "iota")
+def arange(g: Graph, node: Node, *_: Any, **kwargs: Any) -> Tensor:
+    """Numbers in order from a fixed start: filling goes on with them."""
+    given: Any = node.args
+    start, step = (0, 1) if len(given) == 1 else (given[0], given[2] if len(given) > 2 else 1)
+    if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
+        raise refuse(f"{node.target} from a start that varies")
+    val = node.meta["val"]
+    count = g.size(val.shape[0])
+    out = torch.arange(count, dtype=val.dtype, device=val.device)
+    return out if (start, step) == (0, 1) else out * step + start
+
+
+@rule("scalar_tensor", "full", "full_like")
+def full(g: Graph, node: Node, *args: Any, **_: Any) -> Tensor:
+    """A tensor of one number."""
+    val, number = node.meta["val"], args[-1]
+    shape, how = g.shape(val), {"dtype": val.dtype, "device": val.device}
+    return number.real.to(**how).expand(shape) if isinstance(number, Size) else torch.full(shape, number, **how)
+
+
+@rule("slice_scatter")
+def put_slice(
+    g: Graph, node: Node, x: Filled, src: Filled, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
+    """A tensor with a slice replaced; the filling of the slice replaces nothing."""
+    d, start = dim % x.x.ndim, 0 if start is None else start
+    if not isinstance(start, int) or start < 0:
+        raise refuse(f"{node.target} from a start that varies")
+    count = src.x.shape[d]
+    end = start + (count - 1) * step + 1 if count else start
+    kept, mask = aten.slice(x.x, d, start, end, step), g.mask(src, (d,))
+    put = src.x if mask is None else torch.where(mask, src.x, kept)
+    return aten.slice_scatter(x.x, put, d, start, end, step)
+
+
+@rule("sym_size")
+def size_of(g: Graph, node: Node, x: Filled, dim: int) -> Any:
+    """A size as a number."""
+    d = dim % x.x.ndim
+    return Size(x.x.shape[d], g.number_of(x.sizes[d])) if d in x.dims else x.x.shape[d]
+
+
+@rule("repeat_interleave.Tensor")
+def repeat_interleave(g: Graph, node: Node, repeats: Filled, output_size: Any = None) -> Tensor:
+    """Row ids by lengths, for as many positions as the bucket has."""
+    if output_size is None:
+        raise refuse(f"{node.target} of a total that only the data tells", "name the total: output_size=")
+    ends = g.masked(repeats, 0).cumsum(0)
+    positions = torch.arange(g.size(node.meta["val"].shape[0]), device=ends.device)
+    found = torch.searchsorted(ends, positions, right=True)
+    return found.clamp(max=max(ends.shape[0] - 1, 0)).to(node.meta["val"].dtype)

@@ -1,0 +1,128 @@
+"""Sizes that batches are filled up to, and the choice between those that have a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tdc.compile.filling.values import Expr
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
+
+Sizes = Sequence[int]
+OP = "compile.Buckets"
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Sizes that batches are filled up to, for `buckets=` of `counted` and `train_step`.
+
+    Args:
+        rows: sizes for the number of rows. By default each number of rows has a graph of its own.
+        totals: sizes for the packed elements of a NestedTensor. By default each is at most an eighth larger than the
+            one before.
+        lengths: sizes for `max_length`, which padding follows. By default powers of two.
+        most: number of graphs. A further batch takes a larger graph that is there; if there is none, one more graph is
+            recorded, whose rows are filled, too.
+
+    Raises:
+        DtypeError: sizes that are no ints.
+        ShapeError: fewer than one graph; in a call, a batch larger than the largest size.
+
+    Compile:
+        Each graph has fixed sizes, so that `mode="reduce-overhead"` records it as a CUDA graph. Results, losses and
+        gradients are those of the batch without filling. An operation whose filling cannot be taken out raises an
+        UnsupportedError that names it, as do sizes that depend on data.
+
+    Example:
+        >>> from tdc.compile import buckets, counted
+        >>> Buckets(totals=buckets(1024, 4096))
+        Buckets(rows=None, totals=(1024, 2048, 4096), lengths=None, most=8)
+    """
+
+    rows: Sizes | None = None
+    totals: Sizes | None = None
+    lengths: Sizes | None = None
+    most: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "totals", "lengths"):
+            sizes = getattr(self, name)
+            whole = isinstance(sizes, (tuple, list)) and all([type(n) is int for n in sizes])
+            if sizes is not None and not whole:
+                hint = f"{name}=tdc.compile.buckets(low, high)"
+                raise DtypeError(message(OP, f"a tuple of ints as {name}", describe(sizes), hint=hint))
+        if type(self.most) is not int or self.most < 1:
+            raise ShapeError(message(OP, "at least one graph", f"most={self.most!r}", hint="most=8"))
+
+    def choice(self, real: Mapping[Expr, int], kinds: Mapping[Expr, str], known: Sequence[Fixed]) -> Fixed:
+        """Sizes for a batch: of the known ones that hold it those with the least filling, or smaller new ones."""
+        holding = [fixed for fixed in known if fixed.holds(real)]
+        best = min(holding, key=Fixed.total, default=None)
+        if best is not None and len(known) >= self.most:
+            return best
+        new = self.rounded(real, kinds, len(known) >= self.most)
+        return new if best is None or new.total() < best.total() else best
+
+    def rounded(self, real: Mapping[Expr, int], kinds: Mapping[Expr, str], every: bool) -> Fixed:
+        """New sizes for a batch; with `every` there is room for others of all kinds."""
+        sizes: dict[Expr, int] = {}
+        filled: list[Expr] = []
+        for symbol, n in real.items():
+            kind = kinds[symbol]
+            more = kind == "ends"  # offsets, one more than rows
+            given: Sizes | None = getattr(self, "rows" if more else kind) if kind else None
+            if given is not None:
+                sizes[symbol] = next_of(given, n - more, kind) + more
+            elif every or kind == "lengths":
+                sizes[symbol] = (1 << max(n - more - 1, 0).bit_length()) + more
+            else:
+                sizes[symbol] = next_eighth(n) if kind == "totals" else n
+            if given is not None or every or kind in ("totals", "lengths"):
+                filled.append(symbol)
+        return Fixed(sizes, tuple(filled))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fixed:
+    """Sizes of one graph.
+
+    Attributes:
+        sizes: of each symbol.
+        filled: symbols whose real size may be smaller.
+    """
+
+    sizes: dict[Expr, int]
+    filled: tuple[Expr, ...]
+
+    def holds(self, real: Mapping[Expr, int]) -> bool:
+        """True if a batch of these sizes runs on the graph."""
+        return all([n <= self.sizes[s] if s in self.filled else n == self.sizes[s] for s, n in real.items()])
+
+    def total(self) -> int:
+        """A measure of filling, to compare graphs by."""
+        return sum(self.sizes.values())
+
+
+def next_of(sizes: Sizes, n: int, kind: str) -> int:
+    """The smallest of some sizes that holds a number; refuse a larger number."""
+    found = min([size for size in sizes if size >= n], default=None)
+    if found is None:
+        hint = "add a larger size, or split the batch"
+        raise ShapeError(message(OP, f"{kind} of at most {max(sizes, default=0)}", str(n), hint=hint))
+    return found
+
+
+def next_eighth(n: int) -> int:
+    """The next number of four binary digits and zeros, at most an eighth larger."""
+    step = 1 << max(n.bit_length() - 4, 0)
+    return -(-n // step) * step
+
+
+def buckets_of(given: Any, op: str) -> Buckets | None:
+    """The setting `buckets=` of a compiled function; "auto" is the default sizes."""
+    if given is None or isinstance(given, Buckets):
+        return given
+    if given != "auto":
+        raise UnsupportedError(message(op, "buckets='auto' or a tdc.compile.Buckets", describe(given), hint="'auto'"))
+    return Buckets()

@@ -1,0 +1,200 @@
+"""Rules of filled graphs for operations that reduce dims, or contract them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile._torch.filled import operator_of
+from tdc.compile.filling.run import Graph, bare, rule
+from tdc.compile.filling.values import Filled, Node, Size, refuse
+
+aten: Any = torch.ops.aten
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def lowest(dtype: torch.dtype) -> Any:
+    """The value that no element is below."""
+    if dtype.is_floating_point:
+        return -math.inf
+    return False if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> Any:
+    """The value that no element is above."""
+    if dtype.is_floating_point:
+        return math.inf
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+IDENTITIES: dict[str, Any] = {
+    "sum": lambda dtype: 0, "prod": lambda dtype: 1, "any": lambda dtype: 0, "all": lambda dtype: 1,
+    "amax": lowest, "amin": highest, "max": lowest, "min": highest, "argmax": lowest, "argmin": highest,
+    "logsumexp": lowest, "count_nonzero": lambda dtype: 0, "_softmax": lowest, "_log_softmax": lowest,
+    "cumsum": lambda dtype: 0, "cumprod": lambda dtype: 1, "cummax": lowest, "cummin": highest,
+    "linalg_vector_norm": lambda dtype: 0, "nansum": lambda dtype: 0,
+}  # fmt: skip
+
+
+@rule(*IDENTITIES)
+def reduce(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
+    """A reduction, or a scan, with its identity in the filling."""
+    target, given = node.target, named(node, args, kwargs)
+    name = target.__name__.split(".")[0]
+    dims = reduced(x, given.get("dim"))
+    if name in ("argmax", "argmin") and given.get("dim") is None and x.dims != (0,) and x.x.ndim > 1:
+        raise refuse(f"{target} of all elements")
+    if name == "linalg_vector_norm" and given.get("ord", 2) <= 0:
+        raise refuse(f"{target} of order {given['ord']}")
+    identity = IDENTITIES[name](x.x.dtype)
+    identity = bool(identity) if x.x.dtype == torch.bool else identity
+    return target(g.masked(x, identity, dims), *args, **kwargs)
+
+
+def named(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments behind the first one by their names."""
+    op = operator_of(node.target)
+    return {**dict(zip(list(op.arguments if op else ())[1:], args, strict=False)), **kwargs}
+
+
+def count_of(g: Graph, x: Filled, dims: Sequence[int]) -> Any:
+    """How many real elements there are along some dims."""
+    return math.prod([g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d] for d in dims])
+
+
+def reduced(x: Filled, dim: Any) -> list[int]:
+    """Dims that are reduced, all of them by default."""
+    dims = [dim] if isinstance(dim, int) else dim
+    return [d % max(x.x.ndim, 1) for d in dims] if dims else list(range(x.x.ndim))
+
+
+@rule("mean")
+def mean(g: Graph, node: Node, x: Filled, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The sum of real elements by their number."""
+    dims = reduced(x, dim)
+    own = dtype or x.x.dtype
+    total = g.masked(x, 0).sum(dims, keepdim, dtype=WIDE.get(own, own))
+    return (total / count_of(g, x, dims)).to(own)
+
+
+@rule("var", "var_mean")
+def var(g: Graph, node: Node, x: Filled, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    """The variance of real elements, with the mean for `var_mean`."""
+    dims, own = reduced(x, dim), x.x.dtype
+    values, count = x.x.to(WIDE.get(own, own)), count_of(g, x, dims)
+    middle = g.masked(Filled(values, x.sizes), 0).sum(dims, True) / count
+    squares = g.masked(Filled((values - middle).square(), x.sizes), 0).sum(dims, keepdim)
+    found = (squares / (count - (1 if correction is None else correction)).clamp(min=0)).to(own)
+    if "var_mean" not in str(node.target):
+        return found
+    return found, (middle if keepdim else middle.squeeze(dims)).to(own)
+
+
+@rule("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training")
+def batch_norm(
+    g: Graph, node: Node, x: Filled, weight: Any, bias: Any, running_mean: Filled, running_var: Filled,
+    training: Any, momentum: Any, eps: Any = None,
+) -> Any:  # fmt: skip
+    """Batch norm with the statistics of real positions."""
+    given = bare((weight, bias, running_mean, running_var))
+    if "no_training" in str(node.target):
+        return node.target(x.x, *given, training, momentum)
+    if not training:
+        return node.target(x.x, *given, training, momentum, eps)
+    dims = [d for d in range(x.x.ndim) if d != 1]
+    values, count = x.x.to(WIDE.get(x.x.dtype, x.x.dtype)), count_of(g, x, dims)
+    shape = [-1, *[1] * (x.x.ndim - 2)]
+    middle = g.masked(Filled(values, x.sizes), 0).sum(dims, True) / count
+    spread = g.masked(Filled((values - middle).square(), x.sizes), 0).sum(dims) / count
+    scale = (spread + eps).rsqrt()
+    out = (values - middle) * scale.view(shape)
+    weight, bias, old_mean, old_var = given
+    out = out if weight is None else out * weight.view(shape)
+    out = out if bias is None else out + bias.view(shape)
+    middle = middle.flatten()
+    new_mean = old_mean + momentum * (middle - old_mean)
+    new_var = old_var + momentum * (spread * (count / (count - 1)) - old_var)
+    return out.to(x.x.dtype), middle, scale, new_mean, new_var
+
+
+@rule("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm")
+def layer_norm(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
+    """A norm over last dims without filling."""
+    shape = args[0] if "backward" not in str(node.target) else args[1]
+    if any([isinstance(n, Size) for n in shape]) or "backward" in str(node.target):
+        raise refuse(str(node.target))
+    return node.target(x.x, *bare(args), **bare(kwargs))
+
+
+@rule("native_group_norm")
+def group_norm(g: Graph, node: Node, x: Filled, weight: Any, bias: Any, n: Any, c: Any, hw: Any, *args: Any) -> Any:
+    """A norm over groups of channels of whole examples."""
+    if isinstance(c, Size) or isinstance(hw, Size):
+        raise refuse(str(node.target))
+    return aten.native_group_norm(x.x, *bare((weight, bias)), getattr(n, "full", n), c, hw, *args)
+
+
+@rule("remainder", "fmod", "floor_divide", "div")
+def divide(g: Graph, node: Node, x: Any, by: Any, *args: Any, **kwargs: Any) -> Any:
+    """A division, by 1 in filling: of whole numbers one by 0 is an error."""
+    by = Filled(g.masked(by, 1), by.sizes) if isinstance(by, Filled) and not by.x.is_floating_point() else by
+    return g.plain(node, (x, by, *args), kwargs).x
+
+
+@rule("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot")
+def product(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Tensor:
+    """A product of matrices; along a contracted dim filling is zero."""
+    target: Any = node.target
+    *added, a, b = args
+    rows = max(b.x.ndim - 2, 0)
+    given = [g.masked(a, 0, (a.x.ndim - 1,)), g.masked(b, 0, (rows,))]
+    return target(*bare(added), *given, **kwargs)
+
+
+BY_EXAMPLE = (
+    "convolution", "im2col", "col2im", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+    "grid_sampler_2d", "grid_sampler_3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+    "replication_pad1d", "replication_pad2d", "replication_pad3d", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+)  # fmt: skip
+
+
+@rule(*BY_EXAMPLE, *[f"{name}_backward" for name in BY_EXAMPLE])
+def by_example(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """An operation that mixes all dims but the first; gradients of filling are zero."""
+    given = [*args, *kwargs.values()]
+    inside = any([d != 0 for x in given if isinstance(x, Filled) for d in x.dims])
+    if inside or any([isinstance(x, Size) for x in given]):
+        raise refuse(str(node.target))
+    masked = "backward" in str(node.target)
+    parts = [g.masked(x, 0) if masked and isinstance(x, Filled) else bare(x) for x in args]
+    return node.target(*parts, **bare(kwargs))
+
+
+@rule("sort")
+def sort(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
+    """Sorted real elements first; equal ones stay in order, so that filling is behind real extremes."""
+    given = named(node, args, kwargs)
+    dim, down = given.get("dim", -1), given.get("descending", False)
+    dtype = x.x.dtype
+    last = lowest(dtype) if down else math.nan if dtype.is_floating_point else highest(dtype)
+    return torch.sort(g.masked(x, last, (dim % x.x.ndim,)), stable=True, dim=dim, descending=down)
+
+
+@rule("topk")
+def topk(g: Graph, node: Node, x: Filled, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """The first of sorted elements."""
+    if isinstance(k, Size):
+        raise refuse(f"{node.target} of a number that varies")
+    if dim % x.x.ndim not in x.dims:
+        return aten.topk(x.x, k, dim, largest, sorted)
+    last = lowest(x.x.dtype) if largest else math.nan if x.x.is_floating_point() else highest(x.x.dtype)
+    found = torch.sort(g.masked(x, last, (dim % x.x.ndim,)), stable=True, dim=dim, descending=largest)
+    return found[0].narrow(dim, 0, k), found[1].narrow(dim, 0, k)

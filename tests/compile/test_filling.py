@@ -1,0 +1,205 @@
+"""`buckets=`: a graph of fixed sizes for each of a few sizes of batches, exact against the batch without filling."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from catalogue import is_representative, samples, title
+from harness import called, case_of, compared_gradients
+from torch import Tensor, nn
+
+import tdc
+from tdc.compile import Buckets, buckets, counted, train_step
+from tdc.core.errors import TdcError, UnsupportedError
+from tdc.core.rules import Rule
+from tdc.ops import RULES
+from tdc.optim import sgd
+from tdc.testing import assert_close
+from tdc.testing.conformance import LENGTHS
+
+BATCHES = ((3, 17, 2), (9, 4, 19), (1, 1, 33), (2, 2, 2), (5, 6, 11))
+WRONG: Any = 8.0
+FILLED = Buckets(rows=(8, 16), totals=(64, 256, 1024))
+
+
+def ragged(*lengths: int, features: int = 4) -> tdc.NestedTensor:
+    return tdc.pack([torch.randn(n, features) for n in lengths])
+
+
+def compared(fn: Any, *batches: Any, **options: Any) -> counted:
+    """A function compiled with buckets, whose results are those of eager calls."""
+    run = counted(fn, backend="eager", **{"buckets": "auto", **options})
+    for batch in batches:
+        assert_close(run(batch), fn(batch), rtol=1e-5, atol=1e-6)
+    return run
+
+
+class Net(nn.Module):
+    """Mixes positions, rows and whole batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.norm, self.head = nn.BatchNorm1d(16), nn.Linear(16, 3)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.encoder(self.embed(ids))
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return self.head(x.softmax(1).mean(1)) + self.head(x).mean()
+
+
+def text(*lengths: int) -> tdc.TensorDict:
+    ids = tdc.pack([torch.randint(0, 50, (n,)) for n in lengths])
+    return tdc.TensorDict({"ids": ids, "label": torch.arange(len(lengths)) % 3}, [len(lengths)])
+
+
+def by_row(net: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(net(batch["ids"]), batch["label"])
+
+
+def by_token(net: Any, batch: Any) -> Any:
+    x = net.embed(batch["ids"]).sum(2).square()
+    return x.sum(), x.numel()
+
+
+FUNCTIONS: tuple[Any, ...] = (
+    lambda x: x.sum(), lambda x: x.mean(), lambda x: x.sum(1), lambda x: x.softmax(1), lambda x: x.amax((0, 1)),
+    lambda x: x.var((0, 1)), lambda x: x.cumsum(1) * x.values.shape[0], lambda x: x.values.std(0),
+    lambda x: x.argmax(1), lambda x: x.to_padded().data.mean(1), lambda x: x.flip(1),
+    lambda x: x.to_padded().data.flatten(),
+    lambda x: torch.cat([x, x * 2], 1), lambda x: x.values.T @ x.values, lambda x: torch.cat([x, x]).sum(),
+    lambda x: x.sort(1).values, lambda x: x.values.sort(0).values, lambda x: x.values[-1], lambda x: x.values[2:],
+    lambda x: x.values.view(-1), lambda x: x - x.mean(1, keepdim=True), lambda x: x.values.T.reshape(-1),
+)  # fmt: skip
+
+
+def test_functions():
+    batches = [ragged(*lengths) for lengths in ((3, 17, 2), (9, 4, 19), (3, 1, 33))]
+    run = compared(lambda x: tuple([fn(x) for fn in FUNCTIONS]), *batches)
+    assert (run.counts.compiles, run.counts.buckets) == (1, 3)
+
+
+def test_gradients_outside_of_the_graph():
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    run = counted(lambda x: net(x).mean(1).square().sum(), backend="aot_eager", buckets="auto")
+    for lengths in BATCHES[:2]:
+        x = ragged(*lengths)
+        x.values.requires_grad_()
+        want = torch.autograd.grad(net(x).mean(1).square().sum(), [x.values, *net.parameters()])
+        assert_close(torch.autograd.grad(run(x), [x.values, *net.parameters()]), want, rtol=1e-5, atol=1e-6)
+    assert run.counts.compiles == 1
+
+
+@pytest.mark.parametrize("loss", [pytest.param(by_row, marks=pytest.mark.slow), by_token])
+def test_steps_are_those_without_filling(loss: Any):
+    torch.manual_seed(0)
+    net = Net()
+    plain = train_step(net, loss, sgd(0.1), compile=False)
+    step = train_step(net, loss, sgd(0.1), backend="eager", buckets="auto", metrics=("loss", "grad_norm", "tokens"))
+    a, b = plain.init(), step.init()
+    judge, expected = step.eval(), plain.eval()
+    for lengths in BATCHES:
+        batch = text(*lengths)
+        (a, _), (b, metrics) = plain(a, batch), step(b, batch)
+        assert int(metrics["tokens"]) == sum(lengths)
+        assert_close(b, a, rtol=1e-5, atol=1e-5)
+        assert_close(judge(b, batch), expected(a, batch), rtol=1e-5, atol=1e-5)
+    assert (step.counts.compiles, judge.counts.compiles) == (1, 1)
+    assert step.counts.buckets == 4
+
+
+@pytest.mark.slow  # Inductor
+def test_steps_in_kernels():
+    torch.manual_seed(0)
+    net = Net()
+    plain = train_step(net, by_row, sgd(0.1), compile=False)
+    step = train_step(net, by_row, sgd(0.1), buckets=Buckets(totals=(32, 64)))
+    a, b = plain.init(), step.init()
+    for lengths in BATCHES:
+        batch = text(*lengths)
+        (a, _), (b, _) = plain(a, batch), step(b, batch)
+        assert_close(b, a, rtol=1e-5, atol=1e-5)
+    assert (step.counts.compiles, step.counts.buckets) == (1, 2)
+    assert step.counts.kernels > 0
+
+
+def test_few_graphs_and_little_filling():
+    draw, net = random.Random(0), nn.Linear(4, 2)
+    run = counted(lambda x: net(x).amax(1), backend="eager", buckets="auto")
+    for _ in range(40):
+        x = ragged(*[min(1 + int(draw.lognormvariate(3, 0.6)), 128) for _ in range(32)])
+        assert_close(run(x), net(x).amax(1), rtol=1e-5, atol=1e-6)
+    assert run.counts.compiles == 1
+    assert run.counts.buckets <= 8
+    assert 0 < run.counts.filling <= 0.08
+
+
+def test_a_limit_of_graphs():
+    run = compared(lambda x: x.mean(1), *[ragged(*[3] * n) for n in (2, 3, 4, 8, 5, 6, 7)], buckets=Buckets(most=3))
+    assert run.counts.buckets == 4  # the last one has room for other numbers of rows
+
+
+def test_sizes_by_name():
+    given = Buckets(rows=(4, 8), totals=buckets(16, 64), lengths=(32,))
+    run = compared(
+        lambda x: x.to_padded().data.sum(0), *[ragged(*n) for n in ((3, 2), (9, 1, 2), (4,) * 4)], buckets=given
+    )
+    assert run.counts.buckets == 1
+
+
+@pytest.mark.parametrize(("fn", "words"), [
+    (lambda x: x[:, 1:].sum(1), "aten.repeat_interleave"), (lambda x: x.values.nonzero(), "aten.nonzero"),
+    (lambda x: x.values.unfold(0, 2, 1), "aten."),
+])  # fmt: skip
+def test_what_is_refused(fn: Any, words: str):
+    run = counted(fn, backend="eager", buckets="auto")
+    with pytest.raises(TdcError) as error:
+        run(ragged(3, 5))
+    assert "compile.buckets" in str(error.value)
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda: counted(torch.relu, buckets=WRONG), "buckets='auto' or a tdc.compile.Buckets"),
+    (lambda: train_step(by_row, sgd(0.1), buckets=WRONG), "buckets='auto' or a tdc.compile.Buckets"),
+    (lambda: Buckets(rows=WRONG), "a tuple of ints as rows"),
+    (lambda: Buckets(totals=(8, WRONG)), "a tuple of ints as totals"),
+    (lambda: Buckets(most=0), "at least one graph"),
+    (lambda: compared(lambda x: x.sum(1), ragged(3, 5), buckets=Buckets(totals=(4,))), "totals of at most 4"),
+])  # fmt: skip
+def test_wrong_settings(make: Any, words: str):
+    with pytest.raises(TdcError) as error:
+        make()
+    assert words in str(error.value)
+
+
+def operations() -> Iterator[Any]:
+    """Operations on NestedTensors; a graph for each is for the sweep, but for those that stand for a family."""
+    for rule in RULES:
+        if not rule.reason and rule.kind == "nested" and "compile" in rule.modes:
+            late = pytest.mark.slow if is_representative(rule) else pytest.mark.sweep
+            yield pytest.param(rule, id=title(rule), marks=late)
+
+
+@pytest.mark.parametrize("rule", list(operations()))
+def test_operations(rule: Rule):
+    """Results and gradients of an operation, or an error that names what cannot be taken out."""
+    torch.compiler.reset()
+    sample = next(sample for sample in samples(rule) if "compile" in sample.modes)
+    case = case_of(rule, sample, LENGTHS[0], 0, True)
+    run = counted(partial(called, [case]), backend="eager", buckets=FILLED)
+    try:
+        (result,) = run(case.inputs)
+    except UnsupportedError as error:
+        if not str(error).startswith("tdc.compile.buckets"):
+            raise
+        return
+    lines, pairs = case.compare_values(result)
+    assert not lines, lines
+    assert not (wrong := compared_gradients([case], [pairs])), wrong
