@@ -20,7 +20,7 @@ import torch
 
 from tdc.core.arguments import normal_dim
 from tdc.core.calls import CHECKS, checked, refuse_call
-from tdc.core.dynamo import compare_with_numbers, constant, find_in_tuples, trace_as
+from tdc.core.dynamo import constant, trace_as
 from tdc.core.errors import (
     DtypeError,
     MethodError,
@@ -53,6 +53,7 @@ from tdc.core.rules import (
 )
 from tdc.core.signatures import run_named
 from tdc.core.slow_paths import BLOCKS, watched
+from tdc.core.torch_functions import compare_with_numbers, find_in_tuples
 from tdc.core.typing import Op
 
 

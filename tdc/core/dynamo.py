@@ -14,14 +14,13 @@ name is found by `core/private.py`; one that is gone costs a feature. `core/prob
 
 from __future__ import annotations
 
-import operator
 import traceback
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import cache
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -241,6 +240,35 @@ def in_direction() -> bool:
     return any([level.key().name == "Jvp" for level in interpreter_stack() or ()])
 
 
+READS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by traced program: sizes that it reads from data
+
+
+def number_of_read() -> int:
+    """A number that no other read of a size has in a graph; 0 elsewhere.
+
+    torch merges equal operations of a graph, but not the symbols of sizes that these made, so that Inductor meets a
+    symbol without a definition (`fx_graph_cse`, 2.11-2.15). Reads with different numbers stay apart.
+    """
+    return 0
+
+
+@constant
+@optional("reads of sizes numbered", lost="Inductor graphs that read one size twice", instead=number_of_read)
+def next_read() -> int:
+    """The next number in the program that Dynamo traces."""
+    program = find("torch._dynamo.symbolic_convert:InstructionTranslator.current_tx")().output.root_tracer
+    READS[program] = READS.get(program, 0) + 1
+    return READS[program]
+
+
+def number_of_read_traced() -> int:
+    """Replace `number_of_read` in graphs."""
+    return next_read()
+
+
+trace_as(number_of_read, number_of_read_traced)
+
+
 @constant
 def takes_functions() -> bool:
     """True if Dynamo takes autograd functions here: under one `torch.func.grad` or `vmap` at most."""
@@ -418,41 +446,6 @@ def with_own_graphs(fn: Any) -> Any:
     own = FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     own.__kwdefaults__ = fn.__kwdefaults__
     return own
-
-
-@optional("batches found in tuples", lost="torch.cat of a tuple in graphs; a list works", instead=nothing)
-@cache
-def find_in_tuples() -> None:
-    """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15): a change
-    to Dynamo itself, made once, when the first row is traced."""
-    module = find("torch._dynamo.variables.torch_function")
-    flatten = find("torch._dynamo.variables.torch_function:_flatten_vts", takes=("vts",))
-    tuples = find("torch._dynamo.variables.lists:TupleVariable")
-
-    def flattened(vts: Any) -> list[Any]:
-        found = flatten(vts)
-        return [x for vt in found for x in (flattened(vt.items) if type(vt) is tuples else [vt])]  # a Size is none
-
-    module._flatten_vts = flattened
-
-
-@optional("comparisons with numbers that vary", lost="x == n in graphs; torch.eq(x, n) works", instead=nothing)
-@cache
-def compare_with_numbers(base: type) -> None:
-    """Let Dynamo call the operator of a container for `x < n` where n is a number that varies (2.11-2.15): to Dynamo no
-    object is equal to one, so that `x == n` is False, and `x < n` fails."""
-    handlers = find("torch._dynamo.variables.builtin:BuiltinVariable._binop_handlers")()
-    number = find("torch._dynamo.variables:SymNodeVariable")
-    user_defined = find("torch._dynamo.variables:UserDefinedObjectVariable")
-    for name, reflected in (("eq", "eq"), ("ne", "ne"), ("lt", "gt"), ("le", "ge"), ("gt", "lt"), ("ge", "le")):
-
-        def compare(tx: Any, a: Any, b: Any, *, names: tuple[str, str] = (name, reflected)) -> Any:
-            mine, other, used = (a, b, names[0]) if isinstance(b, number) else (b, a, names[1])
-            return mine.call_method(tx, f"__{used}__", [other], {}) if issubclass(mine.python_type(), base) else None
-
-        of_op = handlers[getattr(operator, name)]
-        of_op[:0] = [((user_defined, number), compare), ((number, user_defined), compare)]
-    find("torch._dynamo.variables.builtin:BuiltinVariable.call_function_handler_cache").clear()
 
 
 # -- storage

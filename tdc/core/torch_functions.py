@@ -3,13 +3,16 @@
     handed on     functions that torch hands on to containers, and the names under which it hands them on
     schemas       parameters of operations
     kernels       fused attention, assertions, operations on lists of tensors; None, or a loop, where torch has none
+    Dynamo        classes with `__torch_function__` where Dynamo does not look for them
 
 Invariant: the module is imported before the first graph is traced, since it adds to torch's list of functions.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -167,3 +170,41 @@ def one_by_one(name: str) -> Op:
         return [op(*row, **kwargs) for row in zip(*rows, strict=True)]
 
     return run
+
+
+# -- Dynamo
+
+
+@optional("batches found in tuples", lost="torch.cat of a tuple in graphs; a list works", instead=nothing)
+@cache
+def find_in_tuples() -> None:
+    """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15): a change
+    to Dynamo itself, made once, when the first row is traced."""
+    module = find("torch._dynamo.variables.torch_function")
+    flatten = find("torch._dynamo.variables.torch_function:_flatten_vts", takes=("vts",))
+    tuples = find("torch._dynamo.variables.lists:TupleVariable")
+
+    def flattened(vts: Any) -> list[Any]:
+        found = flatten(vts)
+        return [x for vt in found for x in (flattened(vt.items) if type(vt) is tuples else [vt])]  # a Size is none
+
+    module._flatten_vts = flattened
+
+
+@optional("comparisons with numbers that vary", lost="x == n in graphs; torch.eq(x, n) works", instead=nothing)
+@cache
+def compare_with_numbers(base: type) -> None:
+    """Let Dynamo call the operator of a container for `x < n` where n is a number that varies (2.11-2.15): to Dynamo no
+    object is equal to one, so that `x == n` is False, and `x < n` fails."""
+    handlers = find("torch._dynamo.variables.builtin:BuiltinVariable._binop_handlers")()
+    number = find("torch._dynamo.variables:SymNodeVariable")
+    user_defined = find("torch._dynamo.variables:UserDefinedObjectVariable")
+    for name, reflected in (("eq", "eq"), ("ne", "ne"), ("lt", "gt"), ("le", "ge"), ("gt", "lt"), ("ge", "le")):
+
+        def compare(tx: Any, a: Any, b: Any, *, names: tuple[str, str] = (name, reflected)) -> Any:
+            mine, other, used = (a, b, names[0]) if isinstance(b, number) else (b, a, names[1])
+            return mine.call_method(tx, f"__{used}__", [other], {}) if issubclass(mine.python_type(), base) else None
+
+        of_op = handlers[getattr(operator, name)]
+        of_op[:0] = [((user_defined, number), compare), ((number, user_defined), compare)]
+    find("torch._dynamo.variables.builtin:BuiltinVariable.call_function_handler_cache").clear()

@@ -20,7 +20,7 @@ from tdc.compile.shards import cut, joined
 from tdc.core.dynamo import trace_as, under_transform
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.dist.form import BARE, as_td
-from tdc.layout.segments import as_size, offsets_of
+from tdc.layout.segments import offsets_of, on_host_traced
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -251,12 +251,7 @@ def ints_of(x: Tensor) -> list[list[int]]:
     return untyped.Tensor.tolist(x)
 
 
-def sizes_of(x: Tensor) -> list[list[int]]:
-    """Replace `ints_of` in graphs: the numbers are sizes that depend on data."""
-    return [[as_size(n.reshape(1)).shape[0] for n in row.unbind()] for row in x.unbind()]
-
-
-trace_as(ints_of, sizes_of)
+trace_as(ints_of, on_host_traced)
 
 
 def with_own(known: list[list[int]], own: list[int], group: Any) -> list[list[int]]:

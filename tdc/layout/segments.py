@@ -25,8 +25,10 @@ from tdc.core.dynamo import (
     hold,
     is_on_host,
     is_zero,
+    number_of_read,
     readable,
     stamp,
+    trace_as,
 )
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.operators import new_size, only_results, operator, refuse_mapped
@@ -80,11 +82,16 @@ def total_of(s: Structure) -> int:
     """Packed elements of all examples: one host read in eager, unless the structure was told its sizes; an unbacked
     size in a graph. An exported graph needs no Python: there it is the size of an index of all elements."""
     known = elements(remembered(sizes_on_host, s))
-    if known is not None:
-        return known
-    if stamp(s.offsets) is not None:
-        return int(s.offsets[-1])
-    return torch.repeat_interleave(s.offsets.diff()).shape[0] if exporting() else as_size(s.offsets).shape[0]
+    return last_of(s.offsets) if known is None else known
+
+
+def last_of(offsets: Tensor) -> int:
+    """The last of the offsets as a size, see `total_of`."""
+    if stamp(offsets) is not None:
+        return int(offsets[-1])
+    if exporting():
+        return torch.repeat_interleave(offsets.diff()).shape[0]
+    return as_size(offsets, number_of_read()).shape[0]
 
 
 def elements(sizes: Tensor | None) -> int | None:
@@ -92,23 +99,26 @@ def elements(sizes: Tensor | None) -> int | None:
     return None if sizes is None else int(sizes.prod(1).sum())
 
 
-def last_as_size(offsets: Tensor) -> Tensor:
-    """(B+1,) -> (N, 0): the last of the offsets as a size, which a graph can go on with."""
+def last_as_size(offsets: Tensor, number: int) -> Tensor:
+    """(B+1,) -> (N, 0): the last of the offsets as a size, which a graph can go on with; `number` tells reads apart."""
     return offsets.new_empty((int(offsets[-1]), 0))
 
 
-def fake_size(offsets: Tensor) -> Tensor:
+def fake_size(offsets: Tensor, number: int) -> Tensor:
     return offsets.new_empty((new_size(), 0))
 
 
-def shared_size(op: Any, info: Any, in_dims: tuple[int | None, ...], offsets: Tensor) -> tuple[Tensor, None]:
+def shared_size(
+    op: Any, info: Any, in_dims: tuple[int | None, ...], offsets: Tensor, number: int
+) -> tuple[Tensor, None]:  # fmt: skip
     refuse_mapped("offsets", in_dims)
-    return op(offsets), None
+    return op(offsets, number), None
 
 
 as_size = operator(
-    "as_size(Tensor offsets) -> Tensor", fake_size, shared_size, False, CompositeExplicitAutograd=last_as_size
-)
+    "as_size(Tensor offsets, int number) -> Tensor", fake_size, shared_size, False,
+    CompositeExplicitAutograd=last_as_size,
+)  # fmt: skip
 
 
 @once
@@ -193,6 +203,16 @@ def lengths_on_host(s: Structure) -> list[int]:
 def on_host(x: Any) -> list[Any]:
     """A tensor as numbers or nested lists of them: a device sync."""
     return x.tolist()
+
+
+def on_host_traced(x: Any) -> Any:
+    """Replace `on_host` in graphs: the numbers are sizes that depend on data, see `number_of_read`."""
+    if exporting():
+        return x.tolist()
+    return last_of(x.reshape(1)) if x.ndim == 0 else [on_host_traced(n) for n in x.unbind()]
+
+
+trace_as(on_host, on_host_traced)
 
 
 @once
@@ -308,7 +328,7 @@ def take_spans(starts: Tensor, lengths: Tensor, step: int = 1, total: int | None
         total: M, where it is known; else one host read in eager, an unbacked size in a graph.
     """
     offsets = offsets_of(lengths)
-    rows = torch.repeat_interleave(lengths, output_size=total)
+    rows = torch.repeat_interleave(lengths, output_size=last_of(offsets) if total is None else total)
     steps = torch.arange(rows.shape[0], device=rows.device)
     return offsets, steps * step + (starts - offsets[:-1] * step).index_select(0, rows)
 

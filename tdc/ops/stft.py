@@ -109,7 +109,7 @@ def framing(
         expected, got = "hop_length > 0 and 0 < win_length <= n_fft", f"{hop}, {wide} and {n_fft}"
         raise ShapeError(message(op, expected, got, hint="n_fft=400, hop_length=160, win_length=400 for speech"))
     if window is None:
-        window = torch.ones(wide, dtype=x.dtype.to_real(), device=x.device)
+        window = data_of(x).real.new_ones(wide)
     expect(op_name(op), window, Tensor, of=" as window")
     if window.ndim != 1 or window.shape[0] != wide:
         hint = f"torch.hann_window({wide})"
