@@ -265,7 +265,7 @@ RAGGED = {
     "pixel_shuffle": pixels, "pixel_unshuffle": pixels, "one_hot": one_hot, "new_zeros": new, "new_ones": new,
     "new_full": new, "new_empty": new, "new_tensor": new_tensor, "new_empty_strided": new_empty_strided,
     "ravel": refused(), "meshgrid": refused(), "cartesian_prod": refused(), "combinations": refused(),
-    "block_diag": refused(), "fold": refused((2, 2), 2), "unfold": lambda rule: unfolded(rule),
+    "block_diag": refused(), "unfold": lambda rule: unfolded(rule),
     **dict.fromkeys(("view_as_real", "view_as_complex"), lambda rule: parts_of_numbers(rule)),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from harness import Call, Draw, Layout, Sample, call
 
 from catalogue.conv import CHANNELS, FEW, FRAMES, IMAGE, PLAIN, ROWS, VOLUME, alone, batch, stacked
@@ -99,11 +100,33 @@ def unfold(rule: Rule) -> Iterator[Sample]:
     yield Sample("static first", lambda d: call(batch(d, Layout((4, 5), ())), 2, 2), listed, PLAIN)
 
 
+def fold(rule: Rule) -> Iterator[Sample]:
+    """Blocks put together to images of which one dim or both are ragged."""
+
+    def draw(layout: Layout, *how: Any) -> Callable[[Draw], Call]:
+        def one(d: Draw) -> Call:
+            images = batch(d, layout)
+            blocks = [d.tensor(*F.unfold(row[None], *how)[0].shape) for row in images.rows]
+            return call(Ragged(blocks, (2,), slack=d.slack), images, *how)
+
+        return one
+
+    def put(ref: Any, args: Any, kwargs: Any) -> Any:
+        blocks, images, *how = args
+        pairs = zip(blocks.rows, images.rows, strict=True)
+        return images.with_rows([ref(row, image.shape[1:], *how) for row, image in pairs])
+
+    yield Sample("plain", draw(IMAGE, 2), put)
+    yield Sample("padded", draw(IMAGE, (2, 3), 1, 1, (2, 1)), put, PLAIN)
+    yield Sample("far apart", draw(IMAGE, 2, (1, 2), 1, 2), put, PLAIN)
+    yield Sample("one ragged", draw(ROWS, 2, 1, 0, 2), put, PLAIN)
+
+
 def affine_grid(rule: Rule) -> Iterator[Sample]:
     """Refused, so that only the call matters."""
     yield Sample("any", lambda d: call(d.ragged("last"), [1, 1, 2, 2]), lambda ref, args, kwargs: args[0])
 
 
 RAGGED: dict[str, Callable[[Rule], Iterator[Sample]]] = {
-    "interpolate": sized, "grid_sample": grid_sample, "affine_grid": affine_grid,
+    "interpolate": sized, "grid_sample": grid_sample, "affine_grid": affine_grid, "fold": fold,
 }  # fmt: skip

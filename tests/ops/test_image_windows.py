@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 import tdc
 from tdc.ops import random_masking, window_partition, window_unpartition
 
+functional: Any = F  # whose types know tensors only
 SIZES = (((5, 3), (4, 9), (1, 1)), ((8, 8), (3, 2)), ((2, 7), (6, 6), (9, 4), (1, 5)))
 
 
@@ -152,3 +154,55 @@ def test_wrong_input():
     for error, text, run in cases:
         with pytest.raises(error, match=text or "tdc"):
             run()
+
+
+# -- blocks
+
+
+def one_fold(blocks: Tensor, image: Tensor, *how: Any) -> Tensor:
+    return F.fold(blocks, image.shape[1:], *how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
+def test_blocks_put_together_in_one_graph(padded: bool):
+    how = (3, 2), 1, (1, 0), (2, 1)
+
+    def loss(x: Any, like: Any) -> Any:
+        return functional.fold(functional.unfold(x, *how).cos(), like, *how)
+
+    count = Counter()
+    compiled = torch.compile(loss, fullgraph=True, backend=count)
+    for sizes in (((5, 3), (4, 9), (1, 2)), ((8, 8), (3, 2)), ((2, 7), (6, 6), (9, 4), (1, 5))):
+        rows, x, leaf = images(sizes, padded)
+        want = [one_fold(F.unfold(r, *how).cos(), r, *how) for r in rows]
+        grads = torch.autograd.grad(torch.stack([w.sin().sum() for w in want]).sum(), rows)
+        for run in (loss, compiled):
+            out = run(x, x.detach())
+            assert_close(list(out.unbind()), want)
+            assert_close(by_row(x, torch.autograd.grad(out.sin().sum(), leaf)[0]), list(grads))
+    assert count.graphs == 1
+
+
+def test_fold_is_the_adjoint_of_unfold():
+    x = images(SIZES[0], False)[1].detach()
+    blocks = functional.unfold(x, 2, 1, 1)
+    other = blocks.with_values(torch.randn_like(blocks.values))
+    back = functional.fold(other, x, 2, 1, 1)
+    assert_close((blocks * other).values.sum(), (x * back).values.sum())
+    assert back.structure is x.structure
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    (lambda x, blocks: (blocks, (4, 4), 2), "a batch of images as output_size, got "),
+    (lambda x, blocks: (blocks, x.to_padded(), 2), "a NestedTensor as output_size"),
+    (lambda x, blocks: (blocks, x[:1], 2), "as many parts as the images have"),
+    (lambda x, blocks: (blocks, x, 2, 1, 1), "as many parts as the images have"),
+    (lambda x, blocks: (blocks[:, :7], x, 2), "channels that a kernel of 2 x 2 divides, got 7"),
+    (lambda x, blocks: (x, x, 2), "blocks (B, C * k, -1)"),
+    (lambda x, blocks: (blocks, x[:, :, :1], 2), "rows of at least 2 x 2"),
+], ids=["one size", "padded", "fewer", "other padding", "channels", "images", "small"])  # fmt: skip
+def test_wrong_blocks(change: Any, text: str):
+    x = images(((5, 3), (4, 9)), False)[1].detach()
+    with pytest.raises(tdc.TdcError, match=re.escape(f"tdc.fold: expected {text}")):
+        functional.fold(*change(x, functional.unfold(x, 2)))

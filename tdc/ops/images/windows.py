@@ -1,6 +1,7 @@
 """Images of different sizes cut into windows and put together again, and a random share of their patches.
 
     x (B, C, -1, -1)    window_partition(x, 7)              -> (B, -1, C, 7, 7), the windows of each image
+    x (B, C * 9, -1)    F.fold(x, images, 3)                -> (B, C, -1, -1), sums of blocks, as large as each image
     x (B, -1, D)        random_masking(x, 0.75)             -> (B, -1, D), a quarter of each example's positions
 """
 
@@ -9,18 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.rules import define
 from tdc.core.typing import OpName
-from tdc.ops.images.planes import Planes, Span, measured, planes, reach, resized
+from tdc.ops.images.planes import Planes, Span, kernel_text, measured, planes, reach, resized
 from tdc.ops.images.pool import taken
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.index import truncate
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import Ragged, is_ragged
 
 
 def window_partition(x: Any, window_size: int | tuple[int, int]) -> Any:
@@ -102,7 +106,7 @@ def window_unpartition(windows: Any, like: Any) -> Any:
     p = measured(like, 2, op, [Span(), Span()], "windows")
     data = rectangle(windows, 0)
     h, w = data.shape[3:]
-    data = in_grid(op, windows, data, p, (Span(1, h - 1, h), Span(1, w - 1, w)))
+    data = in_grid(op, windows, data, p, (Span(1, h - 1, h), Span(1, w - 1, w)))[0]
     image = data.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
     return repacked(sized(sized(image, 2, p.widest[0]), 3, p.widest[1]), like)
 
@@ -114,11 +118,11 @@ def sized(x: Tensor, dim: int, size: int) -> Tensor:
     return out.masked_fill((place >= x.shape[dim]).view(-1, *ones), 0)
 
 
-def in_grid(op: OpName, parts: Any, data: Tensor, p: Planes, spans: tuple[Span, Span]) -> Tensor:
-    """A rectangle `(B, P, *S)` of the parts of each image as one of their places, `(B, rows, columns, *S)`.
-
-    Places that an image lacks hold any of its parts.
-    """
+def in_grid(
+    op: OpName, parts: Any, data: Tensor, p: Planes, spans: tuple[Span, Span]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """A rectangle `(B, P, *S)` of the parts of each image as one of their places, `(B, rows, columns, *S)`, and which
+    places an image has, `(B, rows, columns)`; those that it lacks hold any of its parts."""
     high, wide = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
     text = message(op, "as many parts as the images have", "others", hint="pass the batch that was cut")
     if parts.batch_size[0] != high.shape[0]:
@@ -127,7 +131,32 @@ def in_grid(op: OpName, parts: Any, data: Tensor, p: Planes, spans: tuple[Span, 
     require((lengths == high * wide).all(), text, StructureError)
     rows, columns = [torch.arange(s.at(n), device=data.device) for s, n in zip(spans, p.widest, strict=True)]
     index = rows[:, None] * wide[:, None, None] + columns
-    return taken(data, 1, index.clamp(max=data.shape[1] - 1))
+    has = (rows[:, None] < high[:, None, None]) & (columns < wide[:, None, None])
+    return taken(data, 1, index.clamp(max=data.shape[1] - 1)), has
+
+
+def fold(
+    input: Any, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> Ragged:  # fmt: skip
+    """Blocks of `F.unfold` summed where they overlap: `(B, C * k, -1) -> (B, C, -1, -1)`, as large as the images of the
+    batch `output_size`."""
+    op, like = "fold", output_size
+    if not is_ragged(like):
+        hint = "F.fold(blocks, images, ...) of the batch that was cut; F.fold(x.to_padded().data, ...) for one size"
+        raise StructureError(message(op, "a batch of images as output_size", describe(like), hint=hint))
+    expect(op, like, type(input), of=" as output_size")
+    given = reach(op, 2, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
+    kernel, what = given[0], kernel_text(given[0])
+    if input.ndim != 3 or input._batch_dim or input.ragged_dims != (2,):
+        raise ShapeError(message(op, "blocks (B, C * k, -1)", describe(input), hint="F.unfold makes them"))
+    if input.shape[1] % (kernel[0] * kernel[1]):
+        hint = "channels times positions of the kernel, as F.unfold makes them"
+        raise ShapeError(message(op, f"channels that {what} divides", f"{input.shape[1]}", hint=hint))
+    first, second = [Span(1, 2 * pad - d * (k - 1) - 1 + s, s) for k, d, pad, s in zip(*given, strict=True)]
+    p = measured(like, 2, op, (first, second), what)
+    places, has = in_grid(op, input, rectangle(input, 0).transpose(1, 2), p, (first, second))
+    blocks = places.masked_fill(~has.unsqueeze(-1), 0).flatten(1, 2).transpose(1, 2)
+    return repacked(F.fold(blocks, p.widest, *given), like)
 
 
 def random_masking(x: Any, mask_ratio: float, noise: Any = None) -> tuple[Any, Any, Any]:
@@ -176,3 +205,6 @@ def random_masking(x: Any, mask_ratio: float, noise: Any = None) -> tuple[Any, A
     lengths = x.lengths if isinstance(x, NestedTensor) else x.lengths[:, 0]
     keep = (lengths.double() * (1 - mask_ratio)).long()
     return x[:, truncate(order, keep)], ids_restore >= keep.unsqueeze(1), ids_restore
+
+
+define(F.fold, "resample", ragged=fold)

@@ -195,6 +195,5 @@ for _op, _reason, _hint in (
     (torch.cartesian_prod, "as many elements as the lengths of a row multiply to", "tdc.pack of each row's product"),
     (torch.combinations, "as many elements as pairs in a row", "tdc.pack of each row's combinations"),
     (torch.block_diag, "rows would share one matrix", "torch.block_diag(*x.unbind())"),
-    (F.fold, "one output size for images of several sizes", "F.fold of each row"),
 ):  # fmt: skip
     unsupported(_op, ["nested", "masked"], _reason, family="shape", hint=_hint)
