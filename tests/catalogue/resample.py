@@ -36,6 +36,11 @@ def sized(rule: Rule) -> Iterator[Sample]:
     for mode in ("bicubic", "bilinear"):
         corners = draw(IMAGE, scale_factor=1.5, mode=mode, align_corners=True)
         yield Sample(f"{mode} corners", corners, lone, PLAIN)
+        smooth = {"mode": mode, "antialias": True}
+        yield Sample(f"{mode} antialias scaled", draw(IMAGE, scale_factor=(0.6, 1.5), **smooth), lone, PLAIN)
+        yield Sample(f"{mode} antialias sized", draw(IMAGE, size=(2, 9), **smooth), same, traced)
+        corners = draw(IMAGE, scale_factor=0.5, align_corners=True, **smooth)
+        yield Sample(f"{mode} antialias corners", corners, lone, PLAIN)
     again = draw(IMAGE, scale_factor=1.3, mode="bilinear", recompute_scale_factor=True)
     yield Sample("recomputed", again, lone, PLAIN)
     yield Sample("one place", draw(CHANNELS, size=1, mode="linear", align_corners=True), same, PLAIN)
@@ -44,11 +49,11 @@ def sized(rule: Rule) -> Iterator[Sample]:
     frames = lambda d: call(d.ragged(FRAMES[2]), scale_factor=2)  # noqa: E731
     yield Sample("frames", frames, alone, PLAIN, batches=FEW)
 
-    def another(mode: str, layout: Layout) -> Callable[[Draw], Call]:
+    def another(mode: str, layout: Layout, **how: Any) -> Callable[[Draw], Call]:
         def draw(d: Draw) -> Call:
             x = batch(d, layout)
             rows = [d.tensor(2, *[n + 2 for n in r.shape[1:]]) for r in x.rows]
-            return call(x, Ragged(rows, x.dims, slack=d.slack), mode=mode)
+            return call(x, Ragged(rows, x.dims, slack=d.slack), mode=mode, **how)
 
         return draw
 
@@ -59,6 +64,7 @@ def sized(rule: Rule) -> Iterator[Sample]:
     for mode, layout in (("bilinear", IMAGE), ("nearest", IMAGE), ("linear", CHANNELS)):
         drawn = another(mode, layout)
         yield Sample(f"{mode}, of a batch", drawn, as_other, traced if mode == "bilinear" else PLAIN)
+    yield Sample("antialias, of a batch", another("bicubic", IMAGE, antialias=True), as_other, PLAIN)
 
 
 def one_image(ref: Any) -> Any:
