@@ -40,6 +40,15 @@ def test_example(name: str):
     assert "graphs 1, breaks 0, compiles 1" in ran(name)
 
 
+@pytest.mark.clients
+@pytest.mark.slow
+def test_fine_tuning():
+    pytest.importorskip("transformers")
+    printed = ran("finetune")
+    for text in ("resumed with the same losses: True", "graphs 1, breaks 0, compiles 1"):
+        assert text in printed, printed
+
+
 PATHS = {  # programs that were written from a few pages of docs/
     "train_and_serve": ("steps", "compiles 1 right True", "served +*-+", "refused: tdc.compile"),
     "replay": ("episodes 256 lengths 5 to 40", "compiles 1"),
