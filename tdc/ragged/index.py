@@ -206,7 +206,7 @@ def padded_rows(x: MaskedBatch, rows: Any) -> Pick:
         for end in (ends.start, ends.stop):
             _ = end if end is None else as_end(end)
     if isinstance(rows, int):
-        sizes = x._lengths[rows].tolist()
+        sizes = on_host(x._lengths[rows])
         return lambda y: crop(y, y.data.select(b, rows), sizes)
     lengths = mark_dynamic(at_rows(x.lengths, rows), 0)
     return lambda y: build_masked(y.data[(FULL,) * b + (rows,)], lengths, y.ragged_dims, b)

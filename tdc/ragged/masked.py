@@ -32,6 +32,7 @@ from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
 from tdc.layout.padding import valid_mask
+from tdc.layout.segments import on_host
 from tdc.layout.structure import other_size
 from tdc.ragged.display import shown, text
 from tdc.ragged.unflattened import expect_lengths
@@ -219,7 +220,7 @@ class MaskedBatch(Operations):
             ragged = tuple([r - (d < r) for r in self.ragged_dims])
             return tuple([build_masked(part, self.lengths, ragged, b - (d < b)) for part in self.data.unbind(d)])
         announce("loops", "unbind")
-        rows = zip(self.data.unbind(b), self._lengths.tolist(), strict=True)
+        rows = zip(self.data.unbind(b), on_host(self._lengths), strict=True)
         return tuple([crop(self, row, sizes) for row, sizes in rows])
 
 

@@ -65,6 +65,8 @@ READS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "layers without a bound": (waves, lambda x: strided(functional.conv1d(unbounded(x), KERNEL)).to_padded().data),
     "slices": (waves, lambda x: x[:, :, 1::2]),
     "differences": (waves, lambda x: x.diff(dim=2)),
+    "rows": (waves, lambda x: x[1]),
+    "padded rows": (waves, lambda x: x.to_padded()[1]),
     "to_packed": (waves, lambda x: x.to_padded().to_packed()),
 }  # fmt: skip
 
@@ -149,9 +151,12 @@ def test_a_loss_of_waves():
 
 
 @pytest.mark.slow  # machine code, forward and backward
-@pytest.mark.parametrize("backend", ["inductor", tdc.compile.backend])
-def test_machine_code(backend: Any):
-    make, read = READS["strided conv2d"]
+@pytest.mark.parametrize(("name", "backend"), [
+    ("strided conv2d", "inductor"), ("strided conv2d", tdc.compile.backend), ("rows", "inductor"),
+    ("padded rows", "inductor"),
+], ids=["strided", "strided, ours", "rows", "padded rows"])  # fmt: skip
+def test_machine_code(name: str, backend: Any):
+    make, read = READS[name]
     f, scale = counted(twice(read), backend=backend), torch.tensor(0.7, requires_grad=True)
     for k in range(3):
         found, expected = [torch.autograd.grad(run(make(k), scale), scale) for run in (f, twice(read))]
