@@ -26,7 +26,7 @@ PATCH, CLASSES, STEPS, IMAGES = 4, 4, 40, 16
 
 
 class Vit(nn.Module):
-    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2, side: int = 8) -> None:
+    def __init__(self, width: int = 64, heads: int = 4, layers: int = 1, side: int = 8) -> None:
         super().__init__()
         self.patches = nn.Conv2d(1, width, PATCH, PATCH)
         self.places = nn.Parameter(torch.randn(width, side, side) * 0.02)
