@@ -188,6 +188,16 @@ def check_machine_paths(tree: Tree) -> list[str]:
     ]
 
 
+def check_test_names(tree: Tree) -> list[str]:
+    """Files of tests have names of their own: pytest imports all that are in no package as modules of the top."""
+    found: dict[str, list[str]] = {}
+    for path in tree.files:
+        folder, _, name = path.rpartition("/")
+        if path.startswith("tests/") and f"{folder}/__init__.py" not in tree.files:
+            found.setdefault(name, []).append(path)
+    return [f"{' and '.join(paths)} have one name: rename one" for paths in found.values() if len(paths) > 1]
+
+
 CHECKS: dict[str, Callable[[Tree], list[str]]] = {
     "table": check_table,
     "rooms": check_rooms,
@@ -201,4 +211,5 @@ CHECKS: dict[str, Callable[[Tree], list[str]]] = {
     "language": check_language,
     "pages": check_pages,
     "machine paths": check_machine_paths,
+    "test names": check_test_names,
 }

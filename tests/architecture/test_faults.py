@@ -163,6 +163,7 @@ BAD: tuple[tuple[str, str, str, str], ...] = (  # check, file, its new text, a p
     ("machine paths", "tdc/ragged/nested.py", f"x = '{PLACEHOLDER}'", "tdc/ragged/nested.py:1: machine path"),
     ("machine paths", "README.md", f"See {PLACEHOLDER}.", "README.md:1: machine path"),
     ("machine paths", ".ci/run", f"\ncd {PLACEHOLDER}", ".ci/run:2: machine path"),
+    ("test names", "tests/ops/test_x.py", "", "tests/ops/test_x.py and tests/test_x.py have one name"),
 )
 
 
