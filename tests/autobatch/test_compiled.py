@@ -328,6 +328,7 @@ def numbered(x: Tensor) -> Tensor:
     return h
 
 
+@pytest.mark.slow
 def test_a_range_beside_rows_that_examples_leave():
     """Found by programs: a number of the range was asked for its shape in a way that no 0-d tensor answers."""
     x, _ = rows(2, 4, 3, whole=True)
@@ -336,6 +337,7 @@ def test_a_range_beside_rows_that_examples_leave():
     torch.testing.assert_close(found, want)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("grads", [False, True])
 def test_a_captured_number_does_not_compile_again_and_again(grads: bool):
     """Found by the time that a program took: Dynamo made 9 graphs, since it knew the number by another name in each."""

@@ -116,7 +116,7 @@ def test_modules(most: int) -> None:
     assert len(seen) > 80
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("name", ["nn.LSTMCell", "nn.GRUCell", "nn.RNNCell", "nn.TransformerEncoderLayer"])
 def test_in_graphs(name: str) -> None:
     (info,) = [m for m in module_db if m.name == name]

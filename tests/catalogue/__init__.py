@@ -65,7 +65,7 @@ REPRESENTATIVES = {
     "comparison": ("equal",), "matmul": ("matmul",), "linalg": ("inv", "solve"), "distance": ("cdist",),
     "moments": ("var",), "extremes": ("argmax",), "order_statistics": ("median",), "vector_norm": ("normalize",),
     "indexing": ("gather", "index_select"), "masks": ("masked_select",), "loss": ("cross_entropy", "mse_loss"),
-    "positionwise": ("linear", "embedding"),
+    "positionwise": ("linear", "embedding"), "rnn": ("lstm", "gru"), "counts": ("unique",), "stft": ("stft",),
 }  # fmt: skip
 
 

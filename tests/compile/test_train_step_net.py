@@ -182,6 +182,7 @@ def test_metrics(backend: str | None, accumulate: int):
     assert bare(bare.init(), batch)[1].keys() == ("mean",)
 
 
+@pytest.mark.slow
 @BACKENDS
 def test_tokens_of_a_ragged_batch(backend: str | None):
     net = nn.Linear(8, 1)
@@ -203,6 +204,7 @@ def test_tokens_of_a_dense_batch_without_a_count(backend: str | None, accumulate
         step(step.init(), make_batch())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", [None, "eager"])
 def test_counts_of_parts_are_summed_as_they_are(backend: str | None):
     """A loop of the graph summed them in float32, in which 2 ** 24 + 1 is 2 ** 24."""
@@ -422,6 +424,7 @@ def test_parts_of_one_size_are_one_loop_of_the_graph():
     assert sizes[1] < sizes[0] + 10  # a part by itself is more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param(tdc.compile.backend, marks=pytest.mark.slow)])
 def test_parts_draw_their_own_numbers(backend: Any):
     def masks(params: TensorDict, x: Tensor) -> Any:

@@ -144,6 +144,7 @@ class TestWhileLoop:
         (got,) = gradients(not_run, RAW.while_loop, *args, backend="aot_eager")
         assert not right([got], [torch.ones_like(got)]), "torch mended it: remove `ran` in tdc/compile/upstream.py"
 
+    @pytest.mark.slow
     def test_complex_numbers(self):
         args = inputs((3,))
         want = gradients(turned, unrolled, *args)
@@ -218,6 +219,7 @@ class TestWhileLoop:
         torch.compile(torch.sin, backend=spy)(torch.rand(3))
         assert seen == [(False, "undonated"), (True, "")]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_one_loop_behind_another(self, backend: str):
         args = inputs((3,))
@@ -264,6 +266,7 @@ class TestScanAndCond:
         with nullcontext() if scan_copies_gradients() else pytest.raises(Exception, match="might be aliasing"):
             gradients(fn, RAW.scan, *inputs((4,)), backend="aot_eager")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_two_ends_with_one_gradient(self, backend: str):
         args = inputs((4,))

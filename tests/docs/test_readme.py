@@ -32,7 +32,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(p for f in FOLDERS for p i
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 GROWING = (SUPPORT, MIGRATION, ROOT / "CHANGELOG.md")  # records, with more in each run
 LONGEST = 165
-LANDING = ("README", "batch", "export", "train", "first_training")  # whose slow blocks run before a change lands
+LANDING = ("README", "batch", "export", "first_training", "testing", "train", "two_levels")  # slow blocks run to land
 CLIENTS = {  # pages that `make test-clients` runs, and what their blocks need
     "huggingface": ("transformers",), "encoder_decoder": ("transformers",), "einops": ("einops",),
     "vision": ("torchvision",), "frameworks": ("lightning", "accelerate", "torchmetrics"),

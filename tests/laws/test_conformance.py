@@ -35,7 +35,7 @@ for rule in LIVE:
 TURNS = {name: kinds[n % len(kinds) :] + kinds[: n % len(kinds)] for n, (name, kinds) in enumerate(TURNS.items())}
 SOME = 12  # rows of one graph
 FAMILIES = "families"  # rows that stand for one
-HEAVY = ("interpolate",)  # makes the largest graphs: `tests/ops/test_resample.py` has one of all sizes
+HEAVY = ("interpolate", "multi_head_attention_forward")  # make the largest graphs: others of their families are fast
 
 
 def cell(rule: Rule, mode: str, some: list[Sample], more: str = "", *, marks: Any = ()) -> Any:

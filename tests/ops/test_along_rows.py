@@ -254,14 +254,13 @@ def test_no_examples_and_no_features(count: int):
     assert none.argmax(1).shape == none.prod(1).shape == (2, 0)
 
 
-@pytest.mark.cases(1, 2)
 def test_a_row_shorter_than_k():
     x = tdc.pack([torch.ones(3), torch.ones(1)])
     with pytest.raises(tdc.ShapeError, match=r"tdc\.topk: expected at least 2 elements in each row"):
         x.topk(2, 1)
     torch._dynamo.reset()
     with pytest.raises(Exception, match="at least 2 elements in each row"):
-        torch.compile(lambda x: x.topk(2, 1).values, backend="aot_eager", fullgraph=True)(x)
+        torch.compile(lambda x: x.topk(2, 1).values, backend="eager", fullgraph=True)(x)
 
 
 class TestSharedPositions:

@@ -298,6 +298,7 @@ def test_autocast_is_followed(how: dict[str, Any]):
     assert F.scaled_dot_product_attention(x, x, x, **how).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_autocast_in_a_graph_and_its_gradients():
     x: Any = tdc.pack([torch.randn(2, 3, 4), torch.randn(2, 2, 4)], ragged_dim=2)
 
@@ -387,6 +388,7 @@ def test_room_behind_the_last_example() -> None:
     assert not grad[5:].any()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_gradients_of_a_graph_whose_backward_has_a_grad_mode(backend: str) -> None:
     """Dynamo's backward runs with it on: what the kernel writes into is no view that autograd knows."""

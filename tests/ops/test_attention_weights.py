@@ -67,6 +67,7 @@ def test_gradients_of_cross_attention(name: str, p: float):
     assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
 
 
+@pytest.mark.slow
 def test_gradients_of_causal_attention_and_of_a_ragged_mask():
     rows = structure()
     assert torch.autograd.gradcheck(seeded(rows, rows, dropout=0.3, causal=True), operands())

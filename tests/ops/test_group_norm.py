@@ -95,6 +95,7 @@ def test_images_by_themselves(name: str, dtype: torch.dtype):
         torch.testing.assert_close(got, MODULES[name]().to(dtype)(image[None])[0], **close)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_one_graph_for_all_sizes(name: str):
     model = MODULES[name]()

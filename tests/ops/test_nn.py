@@ -127,6 +127,7 @@ def test_module_compiled(name: str, kind: str):
     assert counter.graphs == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_embedding(kind: str):
     module = nn.Sequential(nn.Embedding(5, SIZE, padding_idx=2), nn.Linear(SIZE, 3))
@@ -253,7 +254,7 @@ def test_inductor(kind: str):
         assert_same(module, kind, [rows(lengths)], run, plain)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_several_results_makes_a_batch(kind: str):
     """Queries, keys and values of one projection, split by hand."""

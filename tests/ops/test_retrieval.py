@@ -89,6 +89,7 @@ def lists() -> tuple[list[Tensor], list[Tensor], list[list[list[int]]]]:
     return rows, fixed, [[[0, 1], [2], []], [], [[1], [0, -1, 1]]]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("padded", [False, True])
 def test_lists_of_positions(padded: bool):
     rows, fixed, _ = lists()
@@ -104,6 +105,7 @@ def test_lists_of_positions(padded: bool):
     assert_close(batch(rows, padded)[0][:, index, 0].unbind()[0], want[0][..., 0])
 
 
+@pytest.mark.slow
 def test_lists_of_positions_in_two_levels():
     rows, _, given = lists()
     ids = [t for row in given for t in row]

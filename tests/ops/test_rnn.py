@@ -95,6 +95,7 @@ def test_recurrent_compiled(name: str, kind: str):
     assert counter.graphs == 1
 
 
+@pytest.mark.slow
 def test_recurrent_compiled_without_gradients():
     module, x = nn.LSTM(SIZE, 4, batch_first=True).requires_grad_(False), build(rows(), "nested", Tensor.detach)
     want, _ = module(x)
@@ -200,7 +201,7 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", RECURRENT)

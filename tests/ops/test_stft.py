@@ -31,7 +31,7 @@ def filtered(x: Any) -> Any:
     return torch.istft(kept, 8, 2, window=WINDOW)
 
 
-@pytest.mark.parametrize("fn", [power, filtered])
+@pytest.mark.parametrize("fn", [power, pytest.param(filtered, marks=pytest.mark.slow)])
 def test_values_and_gradients_in_one_graph(fn: Any):
     counter = Counter("aot_eager")
     graph = torch.compile(fn, fullgraph=True, backend=counter)
