@@ -214,6 +214,12 @@ class Counter:
         return self.backend(graph, inputs)
 
 
+def in_turn(sample: Sample) -> tuple[tuple[int, ...], ...]:
+    """The first batch of a sample and one of the others, for gradients: values are compared in all of them."""
+    first, *others = sample.batches
+    return (first, others[len(sample.label) % len(others)]) if others else (first,)
+
+
 def check(rule: Rule, samples: Iterable[Sample], mode: str) -> None:
     """All samples of a row in one mode.
 
@@ -225,7 +231,7 @@ def check(rule: Rule, samples: Iterable[Sample], mode: str) -> None:
         if mode not in sample.modes:
             continue
         try:
-            batches = sample.batches if mode in ("eager", "grad") else LENGTHS
+            batches = {"eager": sample.batches, "grad": in_turn(sample)}.get(mode, LENGTHS)
             wrong += CHECKS[mode](partial(case_of, rule, sample), batches, BACKEND)
         except Exception as error:
             raise AssertionError(f"{rule} in mode {mode}, sample {sample.label}: {error}") from error

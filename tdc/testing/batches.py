@@ -277,8 +277,9 @@ def unequal(pairs: Pairs) -> list[str]:
 
 def is_close(a: Tensor, b: Tensor) -> bool:
     """True for equal values up to the order of summation; NaN equals NaN."""
-    tolerance = TOLERANCE.get(b.dtype, 3e-5)
-    return torch.allclose(a.to(b.dtype), b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    a, tolerance = a.to(b.dtype), TOLERANCE.get(b.dtype, 3e-5)
+    same = b.is_floating_point() and torch.equal(a, b)  # a tenth of the time; torch has none for all complex dtypes
+    return same or torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def by_how_much(a: Tensor, b: Tensor) -> str:

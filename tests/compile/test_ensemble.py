@@ -55,6 +55,7 @@ class TestCall:
         assert_close(ensemble(members[0], params, in_dims=(0, None))(a, b), want)
         assert_close(ensemble(members[0], params, in_dims=0)(a, input2=b), want)
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's, without a rule for this attention
     def test_results_that_are_none(self):
         members, x = nets(lambda: nn.MultiheadAttention(4, 2, batch_first=True)), torch.randn(3, 5, 4)

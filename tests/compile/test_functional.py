@@ -225,7 +225,7 @@ class TestTransforms:
         assert (f.counts.graphs, f.counts.breaks) == (1, 0)
         assert f.counts.compiles == 2  # the second has a key more: `seen`, None at first
 
-    @pytest.mark.parametrize("compiled", [False, True])
+    @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_batch_norm_of_each_member(self, compiled: bool):
         nets = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)) for _ in range(3)]
         td, x = stack_modules(nets), torch.randn(5, 3)
@@ -237,7 +237,7 @@ class TestTransforms:
             assert_close(flat(buffers[k]), dict(net.named_buffers()))
         assert buffers.batch_size == (3,)
 
-    @pytest.mark.parametrize("compiled", [False, True])
+    @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_gradients_with_buffers_beside(self, compiled: bool):
         net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
         params, buffers, x = from_module(net, buffers=False), from_module(net, params=False), torch.randn(5, 3)

@@ -48,8 +48,7 @@ def loss(net: nn.Module, x: torch.Tensor) -> Any:
     return net(x).square().sum(), len(x)
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("backend", [None, "eager"])
+@pytest.mark.parametrize("backend", [None, pytest.param("eager", marks=pytest.mark.slow)])
 def test_a_group_of_one_changes_nothing(group: Any, backend: str | None) -> None:
     net, x = nn.Linear(3, 2), torch.randn(5, 3)
     how: dict[str, Any] = {"compile": False} if backend is None else {"backend": backend}

@@ -180,9 +180,11 @@ def saved(state: TensorDict) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.cases(1, 2)
+@pytest.mark.cases(2, 2)
 @pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", [None, *[pytest.param(b, marks=pytest.mark.slow) for b in ("aot_eager", "inductor")]]
+)
 def test_seeds_make_runs_equal_and_resumed_runs_go_on(backend: str | None, donate: bool):
     params, batches = TensorDict({"w": torch.randn(8)}), [plain() for _ in range(5)]
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.01))

@@ -270,8 +270,7 @@ def test_steps_without_finite_gradients_are_left_out(backend: str | None, donate
     assert plain(plain.init(), bad)[0]["params", "0", "weight"].isnan().any()
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_scales_of_float16_are_those_of_gradscaler(backend: str | None, monkeypatch: pytest.MonkeyPatch):
     """With a scale that overflows at first, and then grows every third step."""
     monkeypatch.setattr(train_state, "SCALING", train_state.SCALING._replace(interval=3))

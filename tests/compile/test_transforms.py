@@ -120,7 +120,9 @@ class TestGrad:
         inside = TensorDict({"w": torch.ones(2), "i": torch.arange(2)}, [2])
         assert tdc.grad(lambda d: d["p"]["w"].sum())({"p": inside})["p"].keys() == ("w",)
 
-    @pytest.mark.parametrize("run", [lambda fn: fn, compiled], ids=["eager", "graph"])
+    @pytest.mark.parametrize(
+        "run", [lambda fn: fn, pytest.param(compiled, marks=pytest.mark.slow)], ids=["eager", "graph"]
+    )
     def test_aux_of_anything(self, run: Any):
         x = torch.tensor([1.0, 2.0])
         aux = {"n": None, "text": "a", "count": 3, "y": x * 2}

@@ -172,8 +172,8 @@ IN_FLOAT32: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(3)
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.cases(9, 4)
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_autocast_in_float32(name: str, compiled: bool):
     """As torch has it, in a dtype that holds the result: 300 squared is too large for float16."""

@@ -121,6 +121,7 @@ def two_lines(x: Tensor) -> Tensor:
     return (x.sin() * 2 + 1).sum(0)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_gone_costs_a_feature(hide: Any):
     hide("torch._inductor.memory:reorder_for_peak_memory")
     with pytest.warns(FeatureWarning, match="loops gathered into fewer kernels is off"):

@@ -391,6 +391,7 @@ def test_derivatives_with_aux_and_several_arguments():
     assert torch.allclose(out, y)
 
 
+@pytest.mark.slow
 def test_derivatives_are_one_graph():
     def forward(x: NestedTensor) -> Tensor:
         return tdc.jvp(lambda z: z.sin(), (x,), (x,))[1].values

@@ -175,6 +175,7 @@ def test_processes_with_different_forms_all_raise(tmp_path: Path):
     assert not (tmp_path / "c" / ".metadata").exists()
 
 
+@pytest.mark.slow
 def test_leaves_that_differ_are_named_by_all(tmp_path: Path):
     """Found by trying: a mixture was saved, some leaves of one process and some of another."""
     run(2, "values_differ", tmp_path)

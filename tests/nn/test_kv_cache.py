@@ -133,6 +133,7 @@ def test_beams_exchange_their_rows():
     torch.testing.assert_close(cache.attend(q), before[parents].attend(q))
 
 
+@pytest.mark.slow
 def test_one_graph_for_prompts_and_one_for_tokens():
     """A TensorDict of caches, one for each layer, goes through a graph that writes into their memory."""
     count = CompileCounterWithBackend("aot_eager")

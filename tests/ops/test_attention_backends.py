@@ -129,7 +129,7 @@ def test_flex_in_one_graph(flexible: None, name: str):
     assert call.counts.compiles == 1
 
 
-@pytest.mark.cases(3, 1)
+@pytest.mark.cases(1, 2)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])

@@ -232,6 +232,7 @@ def test_check_rule_rejects_a_leak_of_padding():
         check_rule(peak, lambda lengths: (rows(lengths), 1), modes="eager", ref=lambda row, dim: peak(row, dim - 1))
 
 
+@pytest.mark.slow
 def test_check_rule_on_rows_of_the_library():
     check_rule(torch.add, lambda lengths: (rows(lengths), torch.randn(3)), kinds="masked")
     ref = lambda row, dim: torch.cumsum(row, dim - 1)  # noqa: E731

@@ -268,6 +268,7 @@ def test_indices_in_a_graph():
     assert counter.graphs == 1
 
 
+@pytest.mark.slow
 def test_packing_in_a_graph():
     graph, counter = compiled(lambda a, b: tdc.pack([a * 2, b]))
     for lengths in ([[3, 1], [2]], [[2, 2, 5], [1, 3, 4]]):

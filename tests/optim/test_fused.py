@@ -195,7 +195,7 @@ def columns_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused.Fused, "run", refuse)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("make", [adamw, partial(sgd, momentum=0.9)])
 def test_an_update_can_be_differentiated(make: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,7 @@ def test_numbers_are_those_of_torch(settings: dict[str, Any], backend: str | Non
     assert not isinstance(update, counted) or update.counts.compiles == 1
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("how", ["vmap", "stacked", "compiled vmap"])
+@pytest.mark.parametrize("how", ["vmap", "stacked", pytest.param("compiled vmap", marks=pytest.mark.slow)])
 def test_ensembles_are_their_members(how: str):
     params, grads, opt = like((3,)), like((3,)), muon(torch.tensor([0.1, 0.01, 0.0]) if how == "stacked" else 0.1)
     rates = [0.1, 0.01, 0.0] if how == "stacked" else [0.1] * 3

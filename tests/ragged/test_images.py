@@ -72,7 +72,7 @@ def test_derivatives(name: str):
 
     values = x.values.requires_grad_()
     assert torch.autograd.gradcheck(run, values)
-    assert torch.autograd.gradgradcheck(run, values)
+    assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
