@@ -284,6 +284,7 @@ def test_programs_change_no_random_numbers():
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_compile_without_a_compiler_fails_in_spite_of_caches():
     """In a process of its own, since Inductor looks for the compiler once."""

@@ -86,6 +86,7 @@ class TestGradients:
             close(run(w, x), torch.stack([tdc.grad(product)(w, row) for row in x.unbind()]))
         assert run.counts.graphs == run.counts.compiles == 1
 
+    @pytest.mark.cases(0, 1)
     @pytest.mark.slow
     @pytest.mark.parametrize("inside", [False, True])
     @pytest.mark.parametrize("name", NETS)

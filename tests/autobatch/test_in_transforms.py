@@ -48,6 +48,7 @@ def alone(net: nn.Module, xs: Any) -> Tensor:
     return torch.stack([net(x) for x in xs.unbind()])
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_called_by_a_compiled_function():
     """Found by hand: only the module itself could be compiled, not a function that calls it."""

@@ -322,6 +322,7 @@ def test_compiled_control_flow():
     agrees(breaks_and_continues, [scalars()], compiled(breaks_and_continues))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @LEAVES
 def test_a_compiled_loop_in_a_loop():

@@ -87,6 +87,7 @@ def test_fused_attention_in_one_graph():
     in_one_graph("fused attention")
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("case", LARGE)
 def test_large_ones_in_one_graph(case: str):

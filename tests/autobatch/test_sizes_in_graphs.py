@@ -115,6 +115,7 @@ def test_a_size_of_a_dense_dim(fn: Any, options: str):
         agrees(fn, run, *dense(size))
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("options", RUNS)
 def test_a_dense_dim_of_ragged_examples(options: str):
@@ -132,7 +133,7 @@ def scanned(xs: Tensor, n: Tensor) -> Tensor:
     return t if xs.size(0) > 4 else -t
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "fn", [broken_off, returned, branched, asserted, in_a_while, scanned], ids=lambda f: f.__name__
 )

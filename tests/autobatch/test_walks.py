@@ -106,7 +106,7 @@ BOUNDS = {
 }
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize("backend", GRAPHS)
 @pytest.mark.parametrize("fn", BOUNDS)
 def test_bounds_of_small_dtypes(fn: Any, backend: str | None):

@@ -52,6 +52,7 @@ def test_package_refuses_before_it_runs(package: Path):
         load(package)(batch(3, 2), bias=torch.ones(2).double())
 
 
+@pytest.mark.sweep
 def test_package_takes_other_weights(package: Path):
     other, td, bias = Model().requires_grad_(False), batch(2, 3), torch.ones(2)
     params = tdc.from_module(other)
@@ -62,6 +63,7 @@ def test_package_takes_other_weights(package: Path):
         loaded.load_weights(params.delete(("linear", "bias")))
 
 
+@pytest.mark.sweep
 def test_package_is_not_saved_again(package: Path):
     with pytest.raises(UnsupportedError, match="expected a program, got a compiled package"):
         load(package).save(package.with_name("again.pt2"))
@@ -118,6 +120,7 @@ def test_examples_are_short():
     assert all([len(path.read_text().splitlines()) < 120 for path in files])
 
 
+@pytest.mark.sweep
 def test_package_cuts_what_empty_examples_lack(tmp_path: Path):
     class Cut(torch.nn.Module):
         def forward(self, x: tdc.NestedTensor) -> tdc.NestedTensor:

@@ -72,7 +72,7 @@ def both(loss: Any, wrap: Any) -> Any:
 HOW: dict[str, dict[str, Any]] = {"all": {}, "products": {"policy": [torch.ops.aten.mm]}, "offload": {"offload": True}}
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 5)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
 def test_gradients(loss: Any, how: str) -> None:
@@ -131,7 +131,7 @@ def again(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@pytest.mark.cases(5, 8)
+@pytest.mark.cases(5, 3)
 @pytest.mark.parametrize("by", ["aot_eager", pytest.param(backend, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("whose", OURS)
 @pytest.mark.parametrize("name", DRAWS)

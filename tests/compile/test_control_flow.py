@@ -170,6 +170,7 @@ class TestCompiled:
         same(fn, x, y)
         same(checks, x, y)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_cond_with_constants(self):
         td = tree()
@@ -180,6 +181,7 @@ class TestCompiled:
             td,
         )
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_while_loop_over_a_tensordict(self):
         w = weight()
@@ -200,6 +202,7 @@ class TestCompiled:
         out = same(fn, x, wrt=[w])
         assert isinstance(out[1], tdc.NestedTensor)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_while_loop_over_a_padded_batch(self):
         w, x = weight(4), ragged().to_padded()
@@ -223,6 +226,7 @@ class TestCompiled:
         f = lambda x: tdc.while_loop(lambda n, a, b: n < 3, lambda n, a, b: (n + 1, b, a + 1), (torch.tensor(0), x, x))  # noqa: E731
         same(f, x)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_scan_with_a_module(self):
         cell, xs = nn.GRUCell(4, 4), steps()
@@ -233,6 +237,7 @@ class TestCompiled:
 
         same(lambda xs: tdc.scan(step, torch.zeros(3, 4), xs, reverse=True), xs, wrt=list(cell.parameters()))
 
+    @pytest.mark.cases(0, 1)
     @pytest.mark.parametrize(
         "rows", [pytest.param(False, id="dense"), pytest.param(True, id="ragged")]
     )
@@ -276,6 +281,7 @@ class TestCompiled:
         f = lambda xs: tdc.associative_scan(lambda a, b: a * b, xs * w.mean(), 1, True, combine_mode="generic")  # noqa: E731
         same(f, xs, wrt=[w])
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_carries_that_the_body_hands_back(self):
         w, xs = weight(), steps()
@@ -337,7 +343,7 @@ class TestCompiled:
             found = torch.compile(lambda w: tdc.value_and_grad(fn)(w), fullgraph=True, backend="aot_eager")(w)
             torch.testing.assert_close(found, tdc.value_and_grad(fn)(w))
 
-    @pytest.mark.cases(2)
+    @pytest.mark.cases(2, 3)
     @pytest.mark.parametrize("op", ["cond", "scan"])
     @pytest.mark.parametrize(
         ("around", "name"),

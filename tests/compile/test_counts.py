@@ -97,6 +97,7 @@ def test_static_shapes_compile_each_size():
     assert f.counts.compiles == 3
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_modes_reach_inductor(mode: str):
@@ -147,6 +148,7 @@ def test_backend_lowers_slices():
     assert f.counts.compiles == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_backend_writes_into_slices_without_an_end():
     """Behind an operator that writes the slice of all columns stays in the graph; torch could not tell that it ends."""
@@ -206,6 +208,7 @@ if len(sys.argv) > 1:
 """
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("packaged", [False, True])
 def test_nothing_is_printed(packaged: bool, tmp_path: Path):

@@ -55,6 +55,7 @@ class TestCall:
         assert_close(ensemble(members[0], params, in_dims=(0, None))(a, b), want)
         assert_close(ensemble(members[0], params, in_dims=0)(a, input2=b), want)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's, without a rule for this attention
     def test_results_that_are_none(self):
@@ -226,6 +227,7 @@ class TestTraining:
         assert_close(buffers.to_dict(), stack_modules(members, params=False).to_dict())
         assert (many.counts.graphs, many.counts.compiles) == (1, 1)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_members_are_stopped_by_a_mask(self):
         members, opt = nets(), adamw(lr=1e-2)
@@ -257,6 +259,7 @@ class TestTraining:
         assert_close(got[0].to_dict(), new[0].to_dict())
         assert_close(got[3].to_dict(), old[3].to_dict())
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_dropout_of_each_member_in_one_graph(self):
         members, opt = nets(lambda: nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5), nn.Linear(50, 2))), sgd(lr=0.1)

@@ -60,7 +60,7 @@ def program(name: str) -> tuple[Any, tdc.compile.Exported, Any]:
     return fn, tdc.compile.export(fn, example), other
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_compiles_a_program(name: str):
     fn, exported, x = program(name)
@@ -69,7 +69,7 @@ def test_torch_compiles_a_program(name: str):
         assert_close(internals.compile(run, fullgraph=True, backend="aot_eager")(x), fn(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, once in a process
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_saves_and_loads_a_program(name: str, tmp_path: Path):
@@ -83,6 +83,7 @@ def test_torch_saves_and_loads_a_program(name: str, tmp_path: Path):
         assert_close(exported.program.run_decompositions().module()(x), fn(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_packages_a_program(name: str, tmp_path: Path):

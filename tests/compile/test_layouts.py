@@ -49,7 +49,7 @@ def mixed(x: Any) -> Any:
     return x.softmax(first) * 2, x.sum(x.ragged_dims), x.amax(features), x.unsqueeze(0).relu(), x.mean()
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("dynamic", [None, True])
 @PADDED
 def test_batches_of_other_layouts_in_turn(padded: bool, dynamic: bool | None):
@@ -71,6 +71,7 @@ MODULES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", MODULES)
 @PADDED
@@ -101,7 +102,7 @@ NUMBERS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(0, 4)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("name", NUMBERS)
 @PADDED
 def test_numbers_that_vary(name: str, padded: bool):
@@ -113,7 +114,7 @@ def test_numbers_that_vary(name: str, padded: bool):
         assert_close(f(x, n), fn(x, n))
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @PADDED
 def test_images_scaled_where_all_sizes_vary(padded: bool):
     x = made("images", padded)

@@ -29,7 +29,7 @@ def made(backend: str | None = None, **options: Any) -> tuple[Any, TensorDict]:
     return step, step.init(TensorDict({"w": torch.ones(3)}), seed=0)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 3)
 @BACKENDS
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize(("bad", "what"), [(torch.inf, "a loss"), (torch.nan, "a loss"), (0.0, "gradients")])

@@ -113,7 +113,7 @@ def tensors(x: Any) -> list[Tensor]:
     return [x] if isinstance(x, Tensor) else [t for row in x.unbind() for t in tensors(row)]
 
 
-@pytest.mark.cases(5, 20)
+@pytest.mark.cases(5, 10)
 @pytest.mark.parametrize(("kind", "name", "fn"), [pytest.param(*case, id=" ".join(case[:2])) for case in CASES])
 def test_a_number_that_varies(kind: str, name: str, fn: Fn):
     x = MADE[kind]()

@@ -41,7 +41,7 @@ def copies(graph: torch.fx.Graph) -> list[str]:
     return [n.target.__name__.split(".")[0] for n in graph.nodes if "_host" in str(n.target) and n.op != "placeholder"]
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_the_numbers_of_a_step(backend: str | None, device: str):
@@ -102,6 +102,7 @@ def test_devices_of_the_operations():
     assert host.stride() == back.stride() == x.stride()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_stock_encoder_of_ragged_batches():
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)

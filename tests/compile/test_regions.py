@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_region_takes_and_returns_containers(name: str):
     make, fn = CASES[name]

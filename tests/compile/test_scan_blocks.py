@@ -118,6 +118,7 @@ def test_a_training_step_has_one_layer_in_its_graph(backend: str) -> None:
         assert_close(loop.eval()(b, batch)["loss"], layers.eval()(a, batch)["loss"])
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_what_goes_round_the_loop_is_in_members_micro_batches_and_exports() -> None:
     net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
@@ -164,6 +165,7 @@ def test_further_arguments_and_attributes_are_those_of_the_layers() -> None:
     assert_close(pickle.loads(pickle.dumps(stacked))(x), net(x))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_checkpoints_in_a_loop_keep_everything() -> None:
     net, stacked, _ = made("ragged")

@@ -43,7 +43,7 @@ def gradients(fn: Callable[..., Any], *args: Tensor) -> list[Tensor]:
     return [value.detach(), *torch.autograd.grad(value, args)]
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("layers", [False, True], ids=["time", "layers"])
 def test_a_step_of_training_runs_its_loop_backwards_over_what_was_kept(reverse: bool, layers: bool) -> None:
@@ -70,6 +70,7 @@ def test_a_step_of_training_runs_its_loop_backwards_over_what_was_kept(reverse: 
         assert step.counts.compiles == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_gradient_outside_of_the_graph_is_that_of_python() -> None:
     run = compiled(recurrent)
@@ -79,6 +80,7 @@ def test_a_gradient_outside_of_the_graph_is_that_of_python() -> None:
         torch.testing.assert_close(gradients(run, x, w), gradients(recurrent, x, w))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_flip_that_somebody_asks_for_stays() -> None:
     """Results of a loop in the order of its steps, and the other way round."""
@@ -101,7 +103,7 @@ def test_a_loop_over_flips_and_others_is_left_as_it_is() -> None:
     torch.testing.assert_close(compiled(fn)(x, y), fn(x, y))
 
 
-@pytest.mark.cases(0, 4)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("end", [5, 3])
 @pytest.mark.parametrize("form", ["row", "power", "counter", "rows"])
 def test_a_loop_that_is_no_scan_of_flips_is_left_as_it_is(form: str, end: int) -> None:

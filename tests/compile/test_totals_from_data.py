@@ -239,7 +239,7 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(0, 4)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("name", BEHIND)
 def test_widths_that_are_data(name: str):
     fn = BEHIND[name]

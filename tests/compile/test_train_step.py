@@ -70,7 +70,7 @@ def reference(net: nn.Module, batches: list[Any], clip: float | None = None) -> 
 # -- numbers, graphs
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_numbers_of_torchs_own_loop_in_one_graph(backend: str | None, donate: bool):
@@ -148,7 +148,7 @@ def test_what_else_is_in_a_state_stays(compile: bool):
 # -- donation
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("compile", [False, True])
 def test_donated_states_are_written_into(compile: bool):
     net, batch = make_net(), plain()
@@ -180,7 +180,7 @@ def saved(state: TensorDict) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.cases(2, 2)
+@pytest.mark.cases(2, 1)
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize(
     "backend", [None, *[pytest.param(b, marks=pytest.mark.slow) for b in ("aot_eager", "inductor")]]
@@ -353,7 +353,7 @@ def test_accumulation_autocast_and_checkpointing_in_one_compiled_step(backend: A
 # -- ensembles
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_members_train_as_they_would_alone(backend: str | None):
     nets = [make_net() for _ in range(3)]

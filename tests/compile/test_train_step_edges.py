@@ -41,7 +41,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.cases(2, 5)
+@pytest.mark.cases(2, 2)
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", VIEWS)
 def test_donation_keeps_what_the_optimiser_and_metrics_hold(name: str, backend: str | None):

@@ -56,7 +56,7 @@ def flat(td: Any) -> dict[str, Tensor]:
 # -- the net
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @BACKENDS
 @pytest.mark.parametrize("donate", [False, True])
 def test_numbers_and_buffers_of_torchs_own_loop(backend: str | None, donate: bool):
@@ -95,6 +95,7 @@ def test_a_loss_calls_the_net_as_it_likes(backend: str | None):
     assert_close(flat(state["buffers"]), dict(net.named_buffers()), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @BACKENDS
 def test_modes(backend: str | None):
@@ -136,7 +137,7 @@ def test_other_parameters_to_begin_with():
     }
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @BACKENDS
 def test_members_have_their_own_buffers(backend: str | None):
     nets, batch = [make_net() for _ in range(3)], make_batch()
@@ -156,7 +157,7 @@ def test_members_have_their_own_buffers(backend: str | None):
 # -- metrics
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @BACKENDS
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_metrics(backend: str | None, accumulate: int):
@@ -182,6 +183,7 @@ def test_metrics(backend: str | None, accumulate: int):
     assert bare(bare.init(), batch)[1].keys() == ("mean",)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @BACKENDS
 def test_tokens_of_a_ragged_batch(backend: str | None):
@@ -195,7 +197,7 @@ def test_tokens_of_a_ragged_batch(backend: str | None):
         assert step.counts.compiles == 1
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize(("backend", "accumulate"), [(None, 1), (None, 4), ("eager", 1), ("eager", 2), ("eager", 4)])
 def test_tokens_of_a_dense_batch_without_a_count(backend: str | None, accumulate: int):
     """In a loop of the graph rows went for tokens."""
@@ -232,7 +234,7 @@ class Holding:
         return params.apply(lambda p, g: p - rate * g, grads), after
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 0)
 @BACKENDS
 def test_rates_that_the_state_of_the_optimiser_holds(backend: str | None):
     step = make_step(nn.Linear(8, 3), loss, Holding("hyper"), backend, metrics=("lr",), donate=True)
@@ -247,7 +249,7 @@ def test_rates_that_the_state_of_the_optimiser_holds(backend: str | None):
 # -- steps left out
 
 
-@pytest.mark.cases(0, 3)
+@pytest.mark.cases(0, 1)
 @BACKENDS
 @pytest.mark.parametrize("donate", [False, True])
 def test_steps_without_finite_gradients_are_left_out(backend: str | None, donate: bool):
@@ -303,6 +305,7 @@ def test_scales_of_float16_are_those_of_gradscaler(backend: str | None, monkeypa
 # -- averages, evaluation
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @BACKENDS
 def test_an_average_of_the_parameters(backend: str | None):
@@ -324,6 +327,7 @@ def loss_at(net: nn.Module, params: TensorDict, batch: Any) -> Tensor:
     return F.cross_entropy(tdc.functional_call(net, params, (batch["x"],)), batch["label"])
 
 
+@pytest.mark.cases(1, 0)
 @GRAPH_LATER
 def test_an_average_that_is_a_transform_of_parameters(backend: str | None):
     """Or part of the optimiser, under the name "average"."""
@@ -354,6 +358,7 @@ def test_an_average_that_is_a_transform_of_parameters(backend: str | None):
         assert_close(step.eval(averaged=True)(state, batch)["loss"], loss_at(net, want, batch))
 
 
+@pytest.mark.cases(1, 0)
 @GRAPH_LATER
 def test_an_average_of_some_parameters_stands_in_for_these(backend: str | None):
     net, batch = nn.Linear(8, 3), make_batch()
@@ -364,6 +369,7 @@ def test_an_average_of_some_parameters_stands_in_for_these(backend: str | None):
     assert_close(step.eval(averaged=True)(state, batch)["loss"], loss_at(net, want, batch))
 
 
+@pytest.mark.cases(1, 0)
 @GRAPH_LATER
 def test_evaluation_changes_nothing(backend: str | None):
     net = make_net(drop=0.5)
@@ -423,6 +429,7 @@ def test_parts_of_one_size_are_one_loop_of_the_graph():
     assert sizes[1] < sizes[0] + 10  # a part by itself is more
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param(tdc.compile.backend, marks=pytest.mark.slow)])
 def test_parts_draw_their_own_numbers(backend: Any):

@@ -99,6 +99,7 @@ def test_exports(net: Documents, tmp_path: Any):
         program(x.double())
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_torch_export(net: Documents):
     x = texts(LENGTHS)

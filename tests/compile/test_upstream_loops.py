@@ -124,6 +124,7 @@ class TestWhileLoop:
         want = gradients(recurrent, unrolled, *args)
         assert right(gradients(recurrent, tdc.while_loop, *args, backend=backend), want)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_loses_the_gradient(self):
         args = inputs((4, 4))
@@ -133,11 +134,13 @@ class TestWhileLoop:
         )
         assert not right(got, want), "torch mended it: remove Anchor in tdc/compile/upstream.py"
 
+    @pytest.mark.cases(1, 0)
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_a_loop_that_does_not_run(self, backend: str):
         args = inputs((3,))
         assert right(gradients(not_run, tdc.while_loop, *args, backend=backend), [torch.ones(3, dtype=torch.float64)])
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_differentiates_a_loop_that_did_not_run(self):
         args = inputs((3,))
@@ -150,6 +153,7 @@ class TestWhileLoop:
         want = gradients(turned, unrolled, *args)
         assert right(gradients(turned, tdc.while_loop, *args, backend="aot_eager"), want)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_fails_with_complex_numbers(self):
         """Where it does not raise, torch mended it: remove Planes in tdc/compile/upstream.py."""
@@ -163,6 +167,7 @@ class TestWhileLoop:
         want = gradients(reused, unrolled, *args)
         assert right(gradients(reused, tdc.while_loop, *args, backend=backend), want)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_overwrites_memory_of_the_caller(self):
         """Mended in torch 2.15: `undonated` in tdc/compile/_torch/tracing.py may go when 2.14 leaves the range."""
@@ -170,6 +175,7 @@ class TestWhileLoop:
         got, want = gradients(reused, RAW.while_loop, *args, backend="inductor"), gradients(reused, unrolled, *args)
         assert right(got, want) is not before(2, 15)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_donation_is_the_cause(self):
         args = inputs((7, 5), (7, 5), (5, 5))
@@ -177,7 +183,7 @@ class TestWhileLoop:
             got = gradients(reused, RAW.while_loop, *args, backend="inductor")
         assert right(got, gradients(reused, unrolled, *args))
 
-    @pytest.mark.cases(0, 2)
+    @pytest.mark.cases(0, 1)
     @pytest.mark.parametrize("backend", ["inductor", tdc.compile.backend])
     @pytest.mark.parametrize("fn", [unchanged, written_over])
     def test_memory_of_what_a_body_returns_as_it_came_in(self, fn: Fn, backend: Any):
@@ -185,6 +191,7 @@ class TestWhileLoop:
         got = torch.compile(partial(fn, tdc.while_loop), backend=backend, fullgraph=True)(x)
         assert right(got, fn(unrolled, x))
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     @pytest.mark.parametrize("fn", [unchanged, written_over])
     def test_torch_overwrites_what_a_body_returns(self, fn: Fn):
@@ -219,6 +226,7 @@ class TestWhileLoop:
         torch.compile(torch.sin, backend=spy)(torch.rand(3))
         assert seen == [(False, "undonated"), (True, "")]
 
+    @pytest.mark.cases(0, 1)
     @pytest.mark.slow
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_one_loop_behind_another(self, backend: str):
@@ -227,6 +235,7 @@ class TestWhileLoop:
 
 
 class TestScanAndCond:
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_has_no_gradient_beside_an_integer_carry(self):
         def fn(scan: Fn, w: Tensor) -> Tensor:
@@ -238,6 +247,7 @@ class TestScanAndCond:
         with pytest.raises(Exception, match="outs_to_grad"):  # if this fails torch mended it: `Code` may go from scan
             gradients(fn, RAW.scan, *args, backend="aot_eager")
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_has_no_gradient_beside_an_integer_result(self):
         def fn(cond: Fn, x: Tensor) -> Tensor:
@@ -249,6 +259,7 @@ class TestScanAndCond:
         with pytest.raises(Exception, match="outs_to_grad"):  # if this fails torch mended it: `Code` may go from cond
             gradients(fn, torch.cond, *args, backend="aot_eager")
 
+    @pytest.mark.cases(0, 1)
     @pytest.mark.slow
     @pytest.mark.parametrize("step", STEPS)
     def test_slices_that_the_gradient_does_not_reach(self, step: Fn):
@@ -258,6 +269,7 @@ class TestScanAndCond:
         args = inputs((4,))
         assert right(gradients(fn, tdc.scan, *args, backend="aot_eager"), gradients(fn, tdc.scan, *args))
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_returns_zeros_as_they_came_in(self):
         def fn(scan: Fn, w: Tensor) -> Tensor:
@@ -266,6 +278,7 @@ class TestScanAndCond:
         with nullcontext() if scan_copies_gradients() else pytest.raises(Exception, match="might be aliasing"):
             gradients(fn, RAW.scan, *inputs((4,)), backend="aot_eager")
 
+    @pytest.mark.cases(0, 1)
     @pytest.mark.slow
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_two_ends_with_one_gradient(self, backend: str):
@@ -280,7 +293,7 @@ class TestScanAndCond:
         args = inputs((4,))
         assert right(gradients(fn, tdc.cond, *args, backend=backend), gradients(fn, tdc.cond, *args))
 
-    @pytest.mark.cases(0, 2)
+    @pytest.mark.cases(0, 1)
     @pytest.mark.parametrize(
         ("cond", "backend"),
         [(tdc.cond, "inductor"), (tdc.cond, tdc.compile.backend), (torch.cond, tdc.compile.backend)],
@@ -307,6 +320,7 @@ class TestScanAndCond:
             x = torch.arange(3.0 * rows).view(3, rows).t()
             torch.testing.assert_close(run(x, torch.tensor(take)), fn(torch.cond, x, torch.tensor(take)))
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_gives_branches_operands_in_another_order(self):
         def fn(x: Tensor, take: Tensor) -> Tensor:
@@ -322,6 +336,7 @@ class TestScanAndCond:
         ):  # if this fails torch mended it: remove `own_gradients`
             gradients(added, RAW.scan, *inputs((4,)), backend="aot_eager")
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_torch_has_no_gradient_of_a_scan_in_a_scan(self):
         def fn(scan: Fn, w: Tensor) -> Tensor:

@@ -172,7 +172,7 @@ IN_FLOAT32: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(9, 4)
+@pytest.mark.cases(9, 2)
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_autocast_in_float32(name: str, compiled: bool):

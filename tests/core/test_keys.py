@@ -116,7 +116,7 @@ def test_inner_nodes_in_a_graph(order: list[str]):
     assert all([torch.equal(got[k], x) for k, x in want.items()])
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("how", ["one dtype", "two dtypes", "another order", "some gradients"])
 def test_a_step_of_an_optimiser_is_the_same_in_a_graph(how: str):
     dtypes = [torch.float32, torch.float64 if how == "two dtypes" else torch.float32] * 2

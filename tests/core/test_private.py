@@ -130,6 +130,7 @@ def test_a_name_that_is_gone_costs_a_feature(hide: Any):
     assert [*OFF] == [KERNELS]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_form_that_changed_costs_a_feature(monkeypatch: pytest.MonkeyPatch):
     """What fails while a graph is compiled, and is not in the way when it is off."""
@@ -187,6 +188,7 @@ def carry_of(x: Tensor) -> tuple[Tensor, ...]:
     return torch.zeros((), dtype=torch.int64), x.cos(), x.sin()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_loops_are_refused_where_the_form_changed(monkeypatch: pytest.MonkeyPatch):
     """The change that keeps their memory apart fails while they are compiled, and is switched off."""
@@ -198,6 +200,7 @@ def test_loops_are_refused_where_the_form_changed(monkeypatch: pytest.MonkeyPatc
             torch.compile(lambda x: RAW(*OF_LOOP, carry_of(x)), backend=backend, fullgraph=True)(x)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_branches_without_their_order(hide: Any):
     hide(*[f"{path}.create" for path in BRANCHES])
@@ -211,6 +214,7 @@ def test_branches_without_their_order(hide: Any):
     assert ORDER in OFF
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", FEW)
 def test_programs_without_a_name(name: str):

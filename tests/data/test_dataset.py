@@ -55,6 +55,7 @@ def test_under_a_dataloader(path: Path, stored: bool, workers: int):
         assert sampler.epoch == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_one_worker_is_spawned(path: Path):
     settings: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": collate}
@@ -120,6 +121,7 @@ def test_a_store_that_changed_is_refused(path: Path):
     assert len(pickle.loads(pickle.dumps(Dataset(path)))) == 40
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [True, False])
 def test_a_worker_hands_on_what_is_wrong_with_a_store(path: Path, there: bool):

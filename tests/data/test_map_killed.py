@@ -71,6 +71,7 @@ def stores(folder: Path) -> tuple[TensorDict, TensorDict]:
     return td, tdc.io.memmap_empty({"y": ((2,), torch.float32)}, folder / "out", [10], sync=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 def test_killed_once(engine: Engine, tmp_path: Path):
     name, pool, start = engine
@@ -104,6 +105,7 @@ def test_killed_always(engine: Engine, tmp_path: Path):
         assert torch.equal(tdc.io.load(tmp_path / "out")["y"], data()["x"] * 2)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 def test_what_else_an_engine_does(engine: Engine, tmp_path: Path):
     name, pool, _ = engine

@@ -176,12 +176,14 @@ def test_a_loss_is_printed_like_a_win(tmp_path):
     assert "Padded is 1.25 times as fast." in text
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_one_step_is_enough_for_every_picture(tmp_path):
     one = replace(facts(), steps=facts().steps[:1], comparison=facts().comparison[:1], lengths=(7,))
     assert len(Page(write_report(tmp_path, one).read_text(encoding="utf-8")).images) == len(PICTURES)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_report_is_written_over_an_earlier_one(tmp_path):
     write_report(tmp_path, replace(facts(), test_accuracy=0.111))

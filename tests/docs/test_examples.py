@@ -63,6 +63,7 @@ def test_paths_of_a_newcomer(name: str):
     assert [text for text in PATHS[name] if text not in printed] == []
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("engine", ["processes", "dask"])
 def test_preprocessing(engine: str):
@@ -124,6 +125,7 @@ def test_training_with_several_processes_goes_on_from_checkpoints(tmp_path: Path
     assert again == in_parts[10:]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_training_is_started_again_when_a_process_is_killed(tmp_path: Path):
     train = ("train", 2, "--eager", "--steps", "20", "--every", "5", "--folder")
@@ -134,6 +136,7 @@ def test_training_is_started_again_when_a_process_is_killed(tmp_path: Path):
     assert killed[again : again + 2] == whole[10:12]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_training_with_parameters_in_parts_goes_on_with_another_number_of_processes(tmp_path: Path):
     train = ("--eager", "--every", "4", "--folder")
@@ -144,6 +147,7 @@ def test_training_with_parameters_in_parts_goes_on_with_another_number_of_proces
     assert [lines[-1].split(",")[:2] for lines in (whole, others)] == [whole[-1].split(",")[:2]] * 2
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_contrastive_loss_over_ranks():
     printed = "\n".join(torchrun("contrastive", 2))  # two processes write, now and then into one line

@@ -54,6 +54,7 @@ def test_pyright(path: Path):
     assert pyright(path) == expected(path, 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -169,12 +169,14 @@ def test_saved_by_two_loaded_by_others(tmp_path: Path):
         run(world, "load", tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_processes_with_different_forms_all_raise(tmp_path: Path):
     run(2, "differ", tmp_path)
     assert not (tmp_path / "c" / ".metadata").exists()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_leaves_that_differ_are_named_by_all(tmp_path: Path):
     """Found by trying: a mixture was saved, some leaves of one process and some of another."""
@@ -187,6 +189,7 @@ def test_a_process_killed_while_it_saves_is_an_error_and_the_last_checkpoint_loa
     assert dcp_load(tmp_path / "before", trusted=True)["weight"].shape == (7, 5)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["train", "train_in_buckets", "train_in_parts"])
 def test_training_goes_on_with_any_number_of_processes(word: str, tmp_path: Path):

@@ -46,7 +46,7 @@ def test_a_spread_of_all_modules():
     assert silent >= ALWAYS.keys() & INFOS.keys()  # those of this torch
 
 
-@pytest.mark.cases(0, 8)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("name", INFOS)
 def test_module(name: str):
     counts: Any = check(name, 10**6)

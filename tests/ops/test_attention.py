@@ -298,6 +298,7 @@ def test_autocast_is_followed(how: dict[str, Any]):
     assert F.scaled_dot_product_attention(x, x, x, **how).dtype == torch.float32
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_autocast_in_a_graph_and_its_gradients():
     x: Any = tdc.pack([torch.randn(2, 3, 4), torch.randn(2, 2, 4)], ragged_dim=2)

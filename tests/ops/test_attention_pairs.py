@@ -113,7 +113,7 @@ def assert_same(fn: Callable[..., Tensor], parts: list[NestedTensor], more: list
         torch.testing.assert_close(a, b, atol=3e-4, rtol=3e-4)
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(7, 3)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("name", MODS)
 def test_functions_of_scores(name: str, causal: bool):

@@ -56,7 +56,7 @@ MASKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(3, 3)
 @pytest.mark.parametrize("p", [0.0, 0.4])
 @pytest.mark.parametrize("name", MASKS)
 def test_gradients_of_cross_attention(name: str, p: float):
@@ -221,7 +221,7 @@ def stacks() -> dict[str, Any]:
     }
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("name", stacks())
 def test_default_modules_in_training_never_pad(name: str):
     """Eagerly and in one graph of all lengths, which draws as torch does from its seed."""

@@ -181,7 +181,7 @@ def given_for(which: int, members: int | None = None) -> list[Tensor]:
     return [torch.randn(*first, *shape, dtype=DOUBLE, requires_grad=True) for shape in shapes]
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["x", "weight", "result"])
 def test_derivatives_of_each_operation(way: str, which: int):
     """Backwards, in a direction, twice, and forward over reverse."""
@@ -270,6 +270,7 @@ def test_one_graph_for_all_sizes():
     assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_nodes_of_a_graph():
     graphs: list[Any] = []
@@ -361,6 +362,7 @@ def test_second_derivative_of_the_operator_in_a_graph():
     torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [filtered, pooled])
 def test_derivative_of_members_in_a_graph(loss: Callable[..., Tensor]):

@@ -16,7 +16,7 @@ functions: Any = torch.nn.functional  # whose stubs want lengths
 PAIRS = (((7, 9, 5), (2, 3, 0)), ((4, 12), (5, 1)), ((6, 6, 8, 10), (1, 1, 2, 3)))  # 4 frames are too few for 5 labels
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize(("reduction", "zero_infinity"), [("mean", True), ("sum", True), ("none", False)])
 def test_values_and_gradients_in_one_graph(reduction: str, zero_infinity: bool):
     how: dict[str, Any] = {"blank": BLANK, "zero_infinity": zero_infinity}

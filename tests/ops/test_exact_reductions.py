@@ -196,7 +196,7 @@ class TestDerivatives:
         got = torch.compile(torch.func.hessian(run), backend="aot_eager", fullgraph=True)(v)
         torch.testing.assert_close(got, torch.autograd.functional.hessian(alone, v))
 
-    @pytest.mark.cases(1)
+    @pytest.mark.cases(1, 0)
     def test_a_second_derivative_of_compiled_running_products_is_refused(self, kind: str):
         def run(x: Any) -> torch.Tensor:
             return (x if kind == "nested" else x.to_padded()).cumprod(1).sum()
@@ -225,6 +225,7 @@ class TestDerivatives:
         torch.compile(run, backend="aot_eager", fullgraph=True)(values).backward()
         torch.testing.assert_close(values.grad, want)
 
+    @pytest.mark.sweep
     @pytest.mark.cases(0, 1)
     @pytest.mark.parametrize("dim", [1, pytest.param(2, marks=pytest.mark.slow)])
     def test_running_products_in_a_graph_of_a_total_that_is_data(self, kind: str, dim: int):

@@ -68,7 +68,7 @@ def test_masked_functions_of_ragged_rows(name: str, dim: int, padded: bool):
             torch.testing.assert_close(a, b, equal_nan=True)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("make", [lambda: x_nested(), lambda: x_nested().to_padded(), lambda: x_td()])
 def test_functions_that_are_not_listed(make: Callable[[], Any]):
     x = make()

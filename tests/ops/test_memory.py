@@ -193,6 +193,7 @@ def trip() -> Iterator[Any]:
     assert process.exitcode == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_there_and_back(trip: Any):
     td = mixed()
@@ -225,7 +226,7 @@ def add(*given: TensorDict) -> None:
         tdc.copy_(td.select("weight"), td.select("weight") + 1)
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_an_argument_of_a_process(method: str):
     td, other = mixed(), mixed()
@@ -238,6 +239,7 @@ def test_an_argument_of_a_process(method: str):
     assert torch.equal(shared["weight"], before + 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @on_linux
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])

@@ -47,7 +47,7 @@ def test_eager_on_all_samples(op: Any):
     assert_clean(op, None, None, GAPS)
 
 
-@pytest.mark.cases(0, 6)
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.full_name)
 def test_compiled(op: Any):
     assert_clean(op, "aot_eager", 2, COMPILED_GAPS)

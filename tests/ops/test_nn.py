@@ -127,7 +127,7 @@ def test_module_compiled(name: str, kind: str):
     assert counter.graphs == 1
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_embedding(kind: str):
     module = nn.Sequential(nn.Embedding(5, SIZE, padding_idx=2), nn.Linear(SIZE, 3))
@@ -145,7 +145,7 @@ def test_multihead_attention(form: str, kind: str):
     assert_attends(form, kind, compile=False)
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("form", ["self", *map(slow, FORMS[1:])])
 @pytest.mark.parametrize("kind", KINDS)
 def test_multihead_attention_compiled(form: str, kind: str):
@@ -254,6 +254,7 @@ def test_inductor(kind: str):
         assert_same(module, kind, [rows(lengths)], run, plain)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_several_results_makes_a_batch(kind: str):
@@ -275,7 +276,7 @@ def test_one_of_several_results_makes_a_batch(kind: str):
     assert counter.graphs == 1
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 0)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_result_of_a_graph_goes_into_another(kind: str):
@@ -327,6 +328,7 @@ def test_ensemble_over_one_batch(name: str):
     assert_ensemble(name, members, rows(), *step(build(rows(), "nested", torch.Tensor.detach)))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", pytest.param("mha", marks=pytest.mark.sweep)])
 def test_ensemble_compiled(name: str):

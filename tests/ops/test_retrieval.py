@@ -43,6 +43,7 @@ def one_score(q: Tensor, d: Tensor) -> Tensor:
     return (q @ d.mT).amax(1).sum() if len(d) else q.new_full((len(q),), -torch.inf).sum()
 
 
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("form", ["packed", *[pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:]]])
 def test_max_sim_is_that_of_each_pair_in_one_graph(form: str):
     count = Counter()
@@ -89,7 +90,7 @@ def lists() -> tuple[list[Tensor], list[Tensor], list[list[list[int]]]]:
     return rows, fixed, [[[0, 1], [2], []], [], [[1], [0, -1, 1]]]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("padded", [False, True])
 def test_lists_of_positions(padded: bool):
     rows, fixed, _ = lists()

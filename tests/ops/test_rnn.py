@@ -85,6 +85,7 @@ def test_recurrent_from_states(name: str, kind: str):
 SLOW = [pytest.param(name, kind, marks=pytest.mark.slow) for name, kind in (("tanh", "nested"), ("gru", "masked"))]
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("lstm", "nested"), *SLOW])
 def test_recurrent_compiled(name: str, kind: str):
@@ -95,6 +96,7 @@ def test_recurrent_compiled(name: str, kind: str):
     assert counter.graphs == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_recurrent_compiled_without_gradients():
     module, x = nn.LSTM(SIZE, 4, batch_first=True).requires_grad_(False), build(rows(), "nested", Tensor.detach)
@@ -201,7 +203,7 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", RECURRENT)
@@ -287,7 +289,7 @@ def test_recurrent_half(dtype: torch.dtype):
     assert all(torch.allclose(a, b, rtol=0.05, atol=0.02) for a, b in zip(found, want, strict=True))
 
 
-@pytest.mark.cases(1, 5)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize("lengths", [(2, 3), (0, 0)])
 @pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "lstm_projected", "gru"])
 def test_recurrent_under_autocast(name: str, lengths: tuple[int, ...]):
@@ -317,7 +319,7 @@ def test_recurrent_layout_message():
     ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("name", ["tanh", "lstm", "gru"])
 def test_a_graph_trains_with_steps_that_keep_their_gates(name: str, monkeypatch: pytest.MonkeyPatch):
     def refuse(*args: Any) -> Any:

@@ -162,7 +162,7 @@ def test_equals_the_loop(kind: str, name: str):
         check(kind, [name], lambda x: [fn(x)], without_empty(lengths) if name in NONEMPTY else lengths)
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k == "sentences")) for k in TABLES])
 def test_equals_the_loop_in_one_graph(kind: str):
     torch.manual_seed(0)
@@ -249,6 +249,7 @@ def test_sentences_after_sentences_in_one_graph():
     assert_close(grad, 10 * leaf)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_indices_in_a_graph():
     def fn(x: Any, rows: Tensor, mask: Tensor) -> Any:
@@ -268,6 +269,7 @@ def test_indices_in_a_graph():
     assert counter.graphs == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_packing_in_a_graph():
     graph, counter = compiled(lambda a, b: tdc.pack([a * 2, b]))

@@ -70,7 +70,7 @@ def runs(opt: Any, params: TensorDict, grads: list[TensorDict], update: Any = No
     return params, state
 
 
-@pytest.mark.cases(1, 4)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize("name", ALL)
 def test_one_graph_with_the_numbers_of_eager(name: str):
     opt, params, grads = ALL[name](), like(), [like() for _ in range(7)]
@@ -80,7 +80,7 @@ def test_one_graph_with_the_numbers_of_eager(name: str):
     assert (compiled.counts.graphs, compiled.counts.breaks, compiled.counts.compiles) == (1, 0, 1)
 
 
-@pytest.mark.cases(9)
+@pytest.mark.cases(9, 4)
 @pytest.mark.parametrize("how", ["stacked", "vmap"])
 @pytest.mark.parametrize("name", [name for name in ALL if name != "noise"])
 def test_ensembles_are_their_members(name: str, how: str):

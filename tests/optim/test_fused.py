@@ -122,7 +122,7 @@ def after_steps(net: nn.Module, optimizer: Any, **settings: Any) -> TensorDict:
     return state
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -142,7 +142,7 @@ def test_a_donated_step_is_the_step(make: Any, settings: dict[str, Any]) -> None
     assert_close(found.to_dict(), expected.to_dict())
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(("make", "tied"), [(adamw, False), (adamw, True), (partial(sgd, momentum=0.9), False)])
 def test_a_donated_step_writes_in_place(make: Any, tied: bool) -> None:
     torch.manual_seed(0)
@@ -171,6 +171,7 @@ def test_one_node_for_many_leaves(make: Any, name: str) -> None:
     assert not [target for target in seen if "lerp" in target or "mul" in target]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_two_parameters_may_change_places() -> None:
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -195,7 +196,7 @@ def columns_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused.Fused, "run", refuse)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("make", [adamw, partial(sgd, momentum=0.9)])
 def test_an_update_can_be_differentiated(make: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_mapped_members(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(found.to_dict(), expected.to_dict())
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
 @pytest.mark.parametrize("make", [adamw, partial(sgd, momentum=0.9)])
 def test_other_dtypes(dtype: torch.dtype, make: Any) -> None:
@@ -244,7 +245,7 @@ def test_other_dtypes(dtype: torch.dtype, make: Any) -> None:
         assert_close(x.to_dict(), y.to_dict())
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("make", [adamw, partial(sgd, momentum=0.9)])
 def test_an_exported_update_holds_no_operator_of_ours(make: Any) -> None:
     optimizer, params = make(0.1), many()
@@ -293,7 +294,7 @@ def twice(base: Any, grads: Any, state: Any, params: Any, found: TensorDict, aft
     return found, TensorDict({"inner": after, "before": again})
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("change", [rotated, twice])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor", tdc.compile.backend])
 def test_results_may_be_written_elsewhere(change: Any, backend: Any) -> None:

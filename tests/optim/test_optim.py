@@ -135,7 +135,7 @@ def runs(optimizer: Optimizer, params: TensorDict, update: Any = None, steps: in
         yield grads, params, state
 
 
-@pytest.mark.cases(40)
+@pytest.mark.cases(40, 20)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
 @pytest.mark.parametrize("name", PAIRS)
 def test_numbers_are_those_of_torch(name: str, dtype: torch.dtype):
@@ -172,7 +172,7 @@ def test_bfloat16_parameters_have_float32_state(name: str):
     assert differ <= 0.05 * STEPS * 16  # numbers that stood on the edge between two bfloat16s
 
 
-@pytest.mark.cases(1, 5)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize("name", [n if n in ONE_EACH else pytest.param(n, marks=pytest.mark.slow) for n in PAIRS])
 def test_one_graph_for_all_steps(name: str):
     make, cls, settings = PAIRS[name]
@@ -199,7 +199,7 @@ def test_a_graph_refuses_gradients_that_broadcast(name: str):
             update(TensorDict({"w": torch.ones(size)}, []), optimizer.init(params), params)
 
 
-@pytest.mark.cases(8, 16)
+@pytest.mark.cases(8, 6)
 @pytest.mark.parametrize("how", ["vmap", "stacked", pytest.param("compiled vmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_ensembles_are_their_members(name: str, how: str):

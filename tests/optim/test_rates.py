@@ -64,7 +64,7 @@ def case(name: str, backend: str | None) -> Any:
     return pytest.param(name, backend, marks=[pytest.mark.slow] * late)
 
 
-@pytest.mark.cases(2, 6)
+@pytest.mark.cases(2, 2)
 @pytest.mark.parametrize(("name", "backend"), [case(n, b) for b in (None, "aot_eager") for n in TELL])
 def test_rate_of_each_step(name: str, backend: str | None):
     make, wanted = TELL[name]

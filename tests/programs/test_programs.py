@@ -80,7 +80,7 @@ def test_a_graph_scans_some_of_the_examples():
     torch.testing.assert_close(found.values, scan(x).values)
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("dim", [2, -1, (2, 3), 3])
 def test_a_graph_sums_exponents_of_what_it_does_not_know_the_size_of(dim: Any):
     """Found by programs: torch.logsumexp asks whether there is any element."""

@@ -220,7 +220,7 @@ def parts(x: Any) -> list[Tensor]:
 LEAN = [pytest.param(n, marks=[] if n in ("rows", "span") else [pytest.mark.slow]) for n in INDICES]
 
 
-@pytest.mark.cases(1, 5)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize("name", LEAN)
 def test_one_graph_for_all_lengths(name: str):
     index = INDICES[name]
@@ -237,6 +237,7 @@ def test_one_graph_for_all_lengths(name: str):
     assert counter.graphs == 2, "one without gradients, one with them"
 
 
+@pytest.mark.cases(2, 4)
 @pytest.mark.parametrize("name", LEAN)
 def test_export(name: str):
     index = INDICES[name]

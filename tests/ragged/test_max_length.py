@@ -50,7 +50,7 @@ class TestMaxLengthChangesNoResult:
         parts = self.build(bound).split(2, 1)
         assert [part.lengths.tolist() for part in parts] == [[2, 0, 2], [0, 0, 2], [0, 0, 1]]
 
-    @pytest.mark.cases(1)
+    @pytest.mark.cases(1, 1)
     def test_a_rectangle_is_as_long_as_the_longest_row_or_as_padding(self, bound: int | None):
         x = self.build(bound)
         for y in (torch.rand(3, 5, 4), x.to_padded().data):
@@ -58,7 +58,7 @@ class TestMaxLengthChangesNoResult:
             compiled = torch.compile(lambda x, y: x + y, backend="eager", fullgraph=True)
             assert torch.equal(compiled(x, y).values, (x + y).values)
 
-    @pytest.mark.cases(1, 6)
+    @pytest.mark.cases(1, 2)
     @pytest.mark.parametrize("size", [2, 4, 6, 9])
     def test_a_rectangle_of_another_length_is_refused(self, bound: int | None, size: int):
         x, y = self.build(bound), torch.rand(3, size, 4)

@@ -218,7 +218,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(3, 4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
     change, text = FAULTS[name]
