@@ -164,6 +164,7 @@ def test_one_graph_for_all_sizes(name: str):
     assert (compiled.counts.graphs, compiled.counts.compiles) == (1, 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("fn", "draw"), [pytest.param(nested, rows, id="nested"), pytest.param(leaves_early, ragged, id="for")]
 )
@@ -222,6 +223,7 @@ def logarithms(rows: Tensor) -> Tensor:
     return s
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_who_has_left_computes_nothing():
     """No NaN in a gradient, no division by zero."""
@@ -379,6 +381,7 @@ def calls_a_loop(x: Tensor, n: Tensor) -> Tensor:
     return s
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_loop_in_a_function_that_rows_call():
     """Found by a program: the rows were a scan, in which torch takes no loop with gradients."""

@@ -116,6 +116,7 @@ def test_training_steps(compile: bool):
         assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_exported(tmp_path: Path):
     """Found by hand: the program had the number of examples, and lost the beginning of a vmap in the loop."""

@@ -329,6 +329,7 @@ def test_a_compiled_loop_in_a_loop():
     agrees(loop_in_loop, [scalars()], compiled(loop_in_loop))
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("module", [RNN, pytest.param(AllStates, marks=pytest.mark.slow)], ids=lambda m: m.__name__)
 @LEAVES

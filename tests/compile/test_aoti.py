@@ -45,6 +45,7 @@ def test_package_gives_the_numbers_of_eager(package: Path, model: Model):
     assert meta(package)["kind"] == "aoti"
 
 
+@pytest.mark.sweep
 def test_package_refuses_before_it_runs(package: Path):
     with pytest.raises(StructureError, match=r"at td\.x: length 8, not 0 to 7 \(L\)"):
         load(package)(batch(8, 2), bias=torch.ones(2))

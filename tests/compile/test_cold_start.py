@@ -111,6 +111,7 @@ if sys.argv[1] == "save":
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_second_process_compiles_nothing(tmp_path: Path):
     found = {}

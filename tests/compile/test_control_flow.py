@@ -125,6 +125,7 @@ class TestEager:
 class TestCompiled:
     """Against eager code."""
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_cond_with_another_structure_than_its_operands(self):
         w = weight()
@@ -220,6 +221,7 @@ class TestCompiled:
         with pytest.raises(Exception, match="expected a predicate that reads the carry, got True"):
             torch.compile(loop(True), fullgraph=True, backend="eager")(w)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_values_that_change_places(self):
         x = torch.rand(3)
@@ -262,6 +264,7 @@ class TestCompiled:
         f = lambda x, xs: tdc.scan(lambda h, s: (torch.tanh(h + x * w * s["r"][0]), h.values.sum()), x * 0, xs)  # noqa: E731
         same(f, x, xs, wrt=[w])
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_integers_in_the_carry_and_among_results(self):
         w, xs = weight(), steps()
@@ -316,6 +319,7 @@ class TestCompiled:
         with pytest.raises(Exception, match="expected positive numbers"):
             run(torch.tensor(False), -torch.ones(3))
 
+    @pytest.mark.sweep
     @pytest.mark.cases(0, 1)
     @pytest.mark.parametrize("outer", ["while", "scan", "cond"])
     @pytest.mark.parametrize("inner", ["while", "scan", "cond"])
@@ -462,6 +466,7 @@ def test_what_is_traced_outside_does_not_run():
     assert [int(compiled(torch.tensor(n))) for n in (4, 0)] == [3, 0]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_scan_without_results_and_gradients():
     """Inductor fails where a loop has no results and nothing is differentiated."""

@@ -132,6 +132,7 @@ def test_a_backward_serves_all_lengths():
     assert cache["fxgraph_cache_bypass"] == bypassed
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_modes_reach_torch_compile():
     f = torch.compile(lambda x: x + 1, backend=tdc.compile.backend, mode="max-autotune", fullgraph=True)

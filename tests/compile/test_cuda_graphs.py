@@ -97,6 +97,7 @@ def test_the_state_stays_where_it_is(monkeypatch: pytest.MonkeyPatch):
     assert {n.args[0].name for n in written} <= {inputs[i].name for i in static}
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_what_is_on_the_host_is_found(monkeypatch: pytest.MonkeyPatch):
     module, _, _ = graph_of(monkeypatch, of_the_host)

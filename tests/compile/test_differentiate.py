@@ -100,6 +100,7 @@ def test_gradients(loss: Any) -> None:
             assert_close((value, grads["w"], grads["unused"]), (want.detach(), grad.detach(), torch.zeros(3)))
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Dynamo reads of every input
 @pytest.mark.parametrize("compiled", [False, True])

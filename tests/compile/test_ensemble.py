@@ -198,6 +198,7 @@ class TestTraining:
         assert state["step"].tolist() == [5] * K
         assert (step.counts.graphs, step.counts.breaks, step.counts.compiles) == (1, 0, 1)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_batch_norm_of_each_member_is_trained(self):
         members = nets(lambda: nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))

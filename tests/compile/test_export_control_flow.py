@@ -71,7 +71,7 @@ def forms(fn: Any, example: Any, path: Path, format: str) -> Any:
     return exported if format == "graph" else load(exported.save(path / "fn.pt2", format=format))
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("format", ["graph", "export", pytest.param("aoti", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_the_numbers_of_eager(name: str, format: str, tmp_path: Path):

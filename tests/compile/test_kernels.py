@@ -83,6 +83,7 @@ def test_the_gradient_of_a_loop_has_fewer_kernels() -> None:
         assert counts[1] < counts[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_no_memory_is_kept_for_it() -> None:
     """Loops that would hold a large product while the next one is made stay where they are."""

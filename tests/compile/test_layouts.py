@@ -129,6 +129,7 @@ def test_numbers_of_a_tensordict_where_all_vary():
         assert_close(f(td, 0.5, high), td.clamp(0.5, high))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_graph_takes_no_bound_that_varies_for_another():
     """A short row is refused where the bound is an argument of the graph."""

@@ -213,6 +213,7 @@ def test_images_by_a_mask(op: Callable[[Any], Any]):
     the_same_exported(fn, IMAGES)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_machine_code_of_no_rows():
     """Inductor reads in front of what it pads there (torch 2.13), which is nowhere where there are no rows."""

@@ -107,6 +107,7 @@ def test_inductor_gives_the_numbers_of_eager(optimizer: Optimizer, donate: bool)
         assert_close(losses(step, step.init(net), batches)[0], losses(eager, eager.init(net), batches)[0])
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_inductor_loses_the_alpha_of_a_matrix_product_and_ours_does_not():
     """Mended in torch 2.15: `optim.columns.plus` and `inductor.keep_alpha` may go when 2.14 leaves the range."""
@@ -121,6 +122,7 @@ def test_inductor_loses_the_alpha_of_a_matrix_product_and_ours_does_not():
     assert torch.allclose(wrong, want) is not before(2, 15)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_steps_do_not_share_the_recompile_limit():
     net, batch = make_net(), plain()

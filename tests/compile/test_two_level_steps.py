@@ -55,6 +55,7 @@ def test_equals_each_document_alone(net: Documents):
     assert (run.counts.graphs, run.counts.compiles) == (1, 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_trains_in_one_graph(net: Documents, accumulate: int):

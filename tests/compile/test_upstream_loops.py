@@ -199,6 +199,7 @@ class TestWhileLoop:
         got = torch.compile(partial(fn, RAW.while_loop), fullgraph=True)(x)
         assert not right(got, fn(unrolled, x)), "torch mended it: remove tdc/compile/_torch/bodies.py"
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_memory_of_what_a_region_returns_as_it_came_in(self):
         """torch's own regions by our backend; by Inductor alone the first two results are wrong."""
@@ -259,6 +260,7 @@ class TestScanAndCond:
         with pytest.raises(Exception, match="outs_to_grad"):  # if this fails torch mended it: `Code` may go from cond
             gradients(fn, torch.cond, *args, backend="aot_eager")
 
+    @pytest.mark.sweep
     @pytest.mark.cases(0, 1)
     @pytest.mark.slow
     @pytest.mark.parametrize("step", STEPS)
@@ -408,6 +410,7 @@ def by_scan(body: Fn, carry: Sequence[Tensor], length: int) -> Sequence[Tensor]:
     return tdc.scan(lambda c, x: (body(c), c[0]), list(carry), steps)[0] if length else carry
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("loop", [by_while, by_scan])
 @pytest.mark.parametrize(("backend", "seeds"), [("aot_eager", range(12)), ("inductor", range(2))])

@@ -143,6 +143,7 @@ EXITS = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("how", [pytest.param(n, marks=[pytest.mark.slow] * (n != "the end")) for n in EXITS])
 def test_the_interpreter_exits(how: str):

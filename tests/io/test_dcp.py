@@ -189,6 +189,7 @@ def test_a_process_killed_while_it_saves_is_an_error_and_the_last_checkpoint_loa
     assert dcp_load(tmp_path / "before", trusted=True)["weight"].shape == (7, 5)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["train", "train_in_buckets", "train_in_parts"])

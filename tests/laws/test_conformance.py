@@ -59,7 +59,7 @@ def marks_of(rule: Rule, mode: str) -> tuple[Any, Any]:
     if not is_representative(rule):
         return sweep if mode in GRAPHS and not is_its_turn(rule, mode) else slow, sweep
     late = mode in GRAPHS and (rule.name in HEAVY or not is_its_turn(rule, mode))
-    return (slow, sweep) if late else ((), slow)
+    return (slow, sweep) if late else ((), sweep if mode in GRAPHS else slow)
 
 
 def parts(rule: Rule, mode: str) -> tuple[list[Sample], list[Sample]]:

@@ -226,7 +226,7 @@ def told_truly(x: Any) -> bool:
     return known is None or torch.equal(known, sizes_of(x.structure))
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(4, 4)
 @pytest.mark.parametrize("family", COUNTING)
 def test_sizes_on_the_host_are_those_of_the_device(family: str, monkeypatch: pytest.MonkeyPatch):
     """The values of what is computed on the host for CUDA, on CPU."""
@@ -277,7 +277,7 @@ KNOWN_TOTALS: dict[str, Call] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 2)
 @pytest.mark.parametrize("name", KNOWN_TOTALS)
 def test_graphs_know_sizes_that_follow_from_the_operands(name: str):
     unbacked: list[Any] = []

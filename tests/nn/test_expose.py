@@ -21,6 +21,7 @@ from tdc.nn import expose_tensors
 SCRIPT = Path(__file__).with_name("sharded_processes.py")
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", ["shards", "groups", "compiles", "casts", "checkpoints", "replicas", "hides_without"])
 def test_processes_train_like_one(name: str, tmp_path: Path):

@@ -50,6 +50,7 @@ def test_mask_of_multihead_attention(kind: str, mask: Tensor, options: Any):
     assert_same(mha(**options), kind, [rows(SMALL), rows((5, 2, 3, 4), seed=1)], run, one)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_mask_of_multihead_attention_compiled(kind: str):

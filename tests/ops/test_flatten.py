@@ -57,6 +57,7 @@ class TestPatchEmbedding:
             loss = sum(y.square().sum() for y in out.unbind())
             assert_close(torch.autograd.grad(loss, list(net.parameters())), want, atol=2e-4, rtol=2e-4)
 
+    @pytest.mark.sweep
     @pytest.mark.cases(0, 1)
     @pytest.mark.parametrize("kind", [0, 1])
     def test_one_graph_for_all_sizes(self, kind: int):

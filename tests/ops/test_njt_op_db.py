@@ -35,13 +35,13 @@ def assert_clean(op: Any, backend: str | None, most: int | None, gaps: dict[str,
         assert not failures, "\n".join(failures[:3])
 
 
-@pytest.mark.cases(0, 64)
+@pytest.mark.cases(0, 30)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.full_name)
 def test_eager(op: Any):
     assert_clean(op, None, None if op.full_name in GAPS else 3, GAPS)
 
 
-@pytest.mark.cases(0, 16)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.full_name)
 def test_eager_on_all_samples(op: Any):
     assert_clean(op, None, None, GAPS)

@@ -311,6 +311,7 @@ def test_what_torch_refuses_goes_to_torch():
         F.conv_transpose2d(x, torch.randn(5, 3, 2, 2, dtype=DOUBLE))
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])

@@ -205,6 +205,7 @@ def test_antialias_copies_sizes_that_stay_as_torch_does():
         torch.testing.assert_close(list(F.interpolate(tdc.pack(parts, ragged_dim=(2, 3)), **given).unbind()), want)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_antialias_in_one_graph_and_half():
     count = Counter()

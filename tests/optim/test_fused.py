@@ -234,7 +234,7 @@ def test_mapped_members(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(found.to_dict(), expected.to_dict())
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
 @pytest.mark.parametrize("make", [adamw, partial(sgd, momentum=0.9)])
 def test_other_dtypes(dtype: torch.dtype, make: Any) -> None:
@@ -253,6 +253,7 @@ def test_an_exported_update_holds_no_operator_of_ours(make: Any) -> None:
     assert "tdc." not in str(exported.program.graph)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_steps_in_a_loop() -> None:
     optimizer, params, grads = adamw(0.1), many(), many(1)
