@@ -137,6 +137,7 @@ class TestGradients:
         x, w = rows(), torch.rand(3)
         close(tdc.vmap(total, in_dims=(None, 0))(w, x), (x * w).exp())
 
+    @pytest.mark.cases(1, 0)
     @pytest.mark.parametrize("graph", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_clipped_and_noised_sums(self, graph: bool):
         loss, params = setup()

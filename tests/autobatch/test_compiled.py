@@ -403,6 +403,7 @@ def rows_and_numbers(x: Tensor, y: Tensor) -> Tensor:
     return s
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_walks_of_other_lengths_in_inductor():
     """Found by a program: a scan whose length was the smaller of two did not compile."""

@@ -136,6 +136,7 @@ MOVED = [chain, pairs, nested, collects, of_its_own]
 QUICK = (chain,)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "fn", [pytest.param(f, marks=[pytest.mark.slow] * (f not in QUICK)) for f in MOVED], ids=lambda f: f.__name__

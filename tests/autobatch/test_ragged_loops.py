@@ -125,6 +125,7 @@ def test_lengths_that_change_in_a_loop_of_a_graph_are_refused(fn: Callable[[Any]
         in_a_graph(fn)
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("fn", [cut, dropped])

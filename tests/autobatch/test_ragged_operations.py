@@ -137,6 +137,7 @@ def changed(xs, h):
     return ys, zs, (xs if h.sum() > 0 else -xs), (xs if h.sum() > 0 else xs * 2), xs.masked_fill(xs < 0, h[0])
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fn", [operators, shapes, indices, changed], ids=lambda f: f.__name__)

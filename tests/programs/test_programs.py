@@ -46,6 +46,7 @@ def test_a_graph_packs_a_batch_without_positions():
         assert torch.equal(grad, x.mask.float())
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_graph_scans_what_it_does_not_know_the_size_of():
     """Found by programs: scans and their derivatives ask how many elements there are."""
