@@ -35,6 +35,7 @@ def pinned(file: str) -> str:
     return re.findall(r"^torch==(\d+\.\d+)", (ROOT / file).read_text(encoding="utf-8"), re.M)[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_this_machine_passes():
     stream = io.StringIO()

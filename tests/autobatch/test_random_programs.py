@@ -39,6 +39,7 @@ def test_a_seed_always_gives_the_same_program():
     assert program(3).text != program(4).text
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("fault", ["value", "gradient", "dtype", "lanes"])
 def test_a_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch):

@@ -302,7 +302,7 @@ class TestCompiled:
         for x in (td, -td):
             torch.testing.assert_close(program.module()(x)["a"], Model()(x)["a"])
 
-    @pytest.mark.cases(1)
+    @pytest.mark.cases(1, 0)
     @pytest.mark.parametrize("strict", [False, True])
     def test_export_asserts_in_the_branch_that_runs(self, strict: bool):
         class Model(nn.Module):
@@ -338,7 +338,7 @@ class TestCompiled:
         else:
             same(fn, torch.zeros(3, 4), wrt=[w])
 
-    @pytest.mark.cases(1)
+    @pytest.mark.cases(1, 1)
     @pytest.mark.parametrize("op", ["cond", "scan", "while_loop"])
     def test_gradients_around_compiled_operators(self, op: str):
         """Autograd takes them, since torch's operators of loops have no rule for `torch.func.grad`."""
@@ -434,7 +434,7 @@ class TestMessages:
         with pytest.raises(error, match=text):
             call(tree())
 
-    @pytest.mark.cases(1)
+    @pytest.mark.cases(1, 2)
     @pytest.mark.parametrize("name", ["several", "keys", "shape", "carry", "lengths", "ragged_xs"])
     def test_compiled(self, name: str):
         call = next(m[1] for m in MESSAGES if m[0] == name)
@@ -478,6 +478,7 @@ def test_scan_without_results_and_gradients():
     assert torch.equal(torch.compile(total, fullgraph=True)(xs), xs.sum(0))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_branches_whose_gradients_lie_in_another_order():
     """A gradient that is a view, one that is transposed, and one of nothing, which is laid out as its operand."""

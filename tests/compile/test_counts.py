@@ -97,6 +97,7 @@ def test_static_shapes_compile_each_size():
     assert f.counts.compiles == 3
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
@@ -109,6 +110,7 @@ def test_modes_reach_inductor(mode: str):
     assert f.counts.compiles == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_backward_serves_all_lengths():
     """Attention pooling: Inductor asks of its products whether there are at most 16 rows, and of sums whether more than

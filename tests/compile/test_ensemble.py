@@ -274,6 +274,7 @@ class TestTraining:
             assert len(set(losses.tolist())) == K
         assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
+    @pytest.mark.sweep
     @pytest.mark.slow
     def test_the_same_numbers_from_inductor(self):
         members, opt = nets(), adamw(lr=1e-2)

@@ -36,6 +36,7 @@ def kernels(fn: Function, *args: Any) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_what_nobody_waits_for_joins_other_loops() -> None:
     """A sum of rows between two products, which neither reads."""
@@ -61,6 +62,7 @@ def test_what_reads_no_call_joins_the_loops_before_it() -> None:
     assert found == (4, 2)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_the_gradient_of_a_loop_has_fewer_kernels() -> None:
     """Each round makes products and copies them into rows."""

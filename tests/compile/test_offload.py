@@ -118,6 +118,7 @@ def test_a_stock_encoder_of_ragged_batches():
 # -- a budget of activations
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", ["inductor", tdc.compile.backend])
 def test_a_budget_keeps_less(name: Any):

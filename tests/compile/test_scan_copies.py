@@ -43,6 +43,7 @@ def gradients(fn: Callable[..., Any], *args: Tensor) -> list[Tensor]:
     return [value.detach(), *torch.autograd.grad(value, args)]
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("layers", [False, True], ids=["time", "layers"])

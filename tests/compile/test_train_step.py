@@ -225,6 +225,7 @@ def test_without_a_seed_the_process_decides():
 # -- buffers, metrics
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_buffers_are_those_of_a_module_in_training():
     net = nn.Sequential(nn.Linear(8, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -329,7 +330,7 @@ def deep(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param(tdc.compile.backend, marks=pytest.mark.slow)])
 def test_accumulation_autocast_and_checkpointing_in_one_compiled_step(backend: Any):
     params = TensorDict({f"{i}": torch.randn(16, 16) / 4 for i in range(4)})

@@ -73,6 +73,7 @@ def test_preprocessing(engine: str):
     assert "4000 rows in 4 shards, 132441 words, the same as in this process: True" in ran("preprocess", engine)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_decoding():
     printed = ran("decode")

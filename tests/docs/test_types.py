@@ -62,6 +62,7 @@ def test_mypy(path: Path, tmp_path: Path):
     assert mypy(path, tmp_path) == expected(path, 2)
 
 
+@pytest.mark.sweep
 def test_an_error_is_found(tmp_path: Path):
     path = tmp_path / "page.py"
     path.write_text("x: int = 'a'\ny: str = 'b'\n", encoding="utf-8")

@@ -145,6 +145,7 @@ def test_function_of_scores():
     assert_same(nn.Linear(SIZE, SIZE), "nested", [rows()], with_alibi, with_alibi_row)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_function_of_scores_compiled():
     module, counter = nn.Linear(SIZE, SIZE), Counter()

@@ -149,6 +149,7 @@ def test_results_share_their_lengths_and_know_the_longest():
     assert (values + places).lengths.tolist() == [2, 4, 2]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_one_graph_for_all_sizes():
     fn = counted(lambda x: (x.sum(2).values, x.mean(1).sum(1), x.amax((1, 2))), backend="aot_eager")

@@ -106,6 +106,7 @@ def test_lists_of_positions(padded: bool):
     assert_close(batch(rows, padded)[0][:, index, 0].unbind()[0], want[0][..., 0])
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_lists_of_positions_in_two_levels():
     rows, _, given = lists()

@@ -233,6 +233,7 @@ def test_choices_of_documents_and_sentences():
     same(torch.cat([x, x[:2]]), docs + docs[:2])
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_sentences_after_sentences_in_one_graph():
     count = Counter("eager")
