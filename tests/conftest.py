@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test with the mark `cases` some cases are fast, some more are slow, and the rest is for the sweep.
 
+    `cases(2, 5)` leaves two and five, `cases(2)` two and the rest, `cases(slow=5)` those that are not marked and five.
+
     Which ones is drawn by the name of the test, so that all parameters are among them.
     """
     tests: dict[str, list[pytest.Item]] = {}
@@ -54,7 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name, cases in tests.items():
         random.Random(name).shuffle(cases)
         mark: Any = cases[0].get_closest_marker("cases")
-        fast, slow, *_ = [*mark.args, len(cases)]
+        fast, slow, *_ = [*mark.args, len(cases), len(cases)]
+        slow = mark.kwargs.get("slow", slow)
         late = [case for case in cases if case.get_closest_marker("slow") or case.get_closest_marker("sweep")]
         late += [case for case in cases if case not in late][fast:]
         for n, case in enumerate(late):

@@ -86,7 +86,7 @@ class TestGradients:
             close(run(w, x), torch.stack([tdc.grad(product)(w, row) for row in x.unbind()]))
         assert run.counts.graphs == run.counts.compiles == 1
 
-    @pytest.mark.cases(0, 1)
+    @pytest.mark.cases(slow=1)
     @pytest.mark.slow
     @pytest.mark.parametrize("inside", [False, True])
     @pytest.mark.parametrize("name", NETS)
@@ -137,7 +137,7 @@ class TestGradients:
         x, w = rows(), torch.rand(3)
         close(tdc.vmap(total, in_dims=(None, 0))(w, x), (x * w).exp())
 
-    @pytest.mark.cases(1, 0)
+    @pytest.mark.cases(slow=0)
     @pytest.mark.parametrize("graph", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_clipped_and_noised_sums(self, graph: bool):
         loss, params = setup()

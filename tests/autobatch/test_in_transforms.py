@@ -98,7 +98,7 @@ def test_gradients_of_functions_in_a_graph():
         assert_close(fn(params, batch).to_dict(), want)
 
 
-@pytest.mark.cases(1, 0)
+@pytest.mark.cases(slow=0)
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_steps(compile: bool):
     model = net()

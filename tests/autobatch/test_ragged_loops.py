@@ -126,14 +126,14 @@ def test_lengths_that_change_in_a_loop_of_a_graph_are_refused(fn: Callable[[Any]
 
 
 @pytest.mark.sweep
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("fn", [cut, dropped])
 def test_the_rounds_of_an_unrolled_loop_change_lengths(fn: Callable[[Any], Any]):
     same(in_a_graph(fn, lower="unroll", max_iters=4), fn)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("fn", [halved, summed])
 def test_gradients_of_a_ragged_value_in_a_loop(fn: Callable[[Any], Any]):

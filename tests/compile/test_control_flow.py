@@ -239,7 +239,7 @@ class TestCompiled:
 
         same(lambda xs: tdc.scan(step, torch.zeros(3, 4), xs, reverse=True), xs, wrt=list(cell.parameters()))
 
-    @pytest.mark.cases(0, 1)
+    @pytest.mark.cases(slow=1)
     @pytest.mark.parametrize(
         "rows", [pytest.param(False, id="dense"), pytest.param(True, id="ragged")]
     )

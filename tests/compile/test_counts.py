@@ -98,7 +98,7 @@ def test_static_shapes_compile_each_size():
 
 
 @pytest.mark.sweep
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_modes_reach_inductor(mode: str):
@@ -211,7 +211,7 @@ if len(sys.argv) > 1:
 """
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("packaged", [False, True])
 def test_nothing_is_printed(packaged: bool, tmp_path: Path):

@@ -83,7 +83,7 @@ def test_torch_saves_and_loads_a_program(name: str, tmp_path: Path):
         assert_close(exported.program.run_decompositions().module()(x), fn(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_packages_a_program(name: str, tmp_path: Path):

@@ -21,7 +21,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fuzz_package.save(tmp_path_factory.mktemp("package") / "net.pt2")
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.skipif(OLD, reason="a failed check of a package ends the process of torch 2.11")
 @pytest.mark.parametrize(("threads", "calls", "seed"), [(2, 700, 0), (8, 300, 1)])
 def test_no_call_ends_the_process(package: Path, threads: int, calls: int, seed: int):

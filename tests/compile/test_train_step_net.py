@@ -95,7 +95,7 @@ def test_a_loss_calls_the_net_as_it_likes(backend: str | None):
     assert_close(flat(state["buffers"]), dict(net.named_buffers()), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @BACKENDS
 def test_modes(backend: str | None):
@@ -183,7 +183,7 @@ def test_metrics(backend: str | None, accumulate: int):
     assert bare(bare.init(), batch)[1].keys() == ("mean",)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @BACKENDS
 def test_tokens_of_a_ragged_batch(backend: str | None):
@@ -305,7 +305,7 @@ def test_scales_of_float16_are_those_of_gradscaler(backend: str | None, monkeypa
 # -- averages, evaluation
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @BACKENDS
 def test_an_average_of_the_parameters(backend: str | None):
@@ -327,7 +327,7 @@ def loss_at(net: nn.Module, params: TensorDict, batch: Any) -> Tensor:
     return F.cross_entropy(tdc.functional_call(net, params, (batch["x"],)), batch["label"])
 
 
-@pytest.mark.cases(1, 0)
+@pytest.mark.cases(slow=0)
 @GRAPH_LATER
 def test_an_average_that_is_a_transform_of_parameters(backend: str | None):
     """Or part of the optimiser, under the name "average"."""
@@ -358,7 +358,7 @@ def test_an_average_that_is_a_transform_of_parameters(backend: str | None):
         assert_close(step.eval(averaged=True)(state, batch)["loss"], loss_at(net, want, batch))
 
 
-@pytest.mark.cases(1, 0)
+@pytest.mark.cases(slow=0)
 @GRAPH_LATER
 def test_an_average_of_some_parameters_stands_in_for_these(backend: str | None):
     net, batch = nn.Linear(8, 3), make_batch()
@@ -369,7 +369,7 @@ def test_an_average_of_some_parameters_stands_in_for_these(backend: str | None):
     assert_close(step.eval(averaged=True)(state, batch)["loss"], loss_at(net, want, batch))
 
 
-@pytest.mark.cases(1, 0)
+@pytest.mark.cases(slow=0)
 @GRAPH_LATER
 def test_evaluation_changes_nothing(backend: str | None):
     net = make_net(drop=0.5)
@@ -429,7 +429,7 @@ def test_parts_of_one_size_are_one_loop_of_the_graph():
     assert sizes[1] < sizes[0] + 10  # a part by itself is more
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param(tdc.compile.backend, marks=pytest.mark.slow)])
 def test_parts_draw_their_own_numbers(backend: Any):

@@ -134,7 +134,7 @@ class TestWhileLoop:
         )
         assert not right(got, want), "torch mended it: remove Anchor in tdc/compile/upstream.py"
 
-    @pytest.mark.cases(1, 0)
+    @pytest.mark.cases(slow=0)
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_a_loop_that_does_not_run(self, backend: str):
         args = inputs((3,))
@@ -227,7 +227,7 @@ class TestWhileLoop:
         torch.compile(torch.sin, backend=spy)(torch.rand(3))
         assert seen == [(False, "undonated"), (True, "")]
 
-    @pytest.mark.cases(0, 1)
+    @pytest.mark.cases(slow=1)
     @pytest.mark.slow
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_one_loop_behind_another(self, backend: str):
@@ -261,7 +261,7 @@ class TestScanAndCond:
             gradients(fn, torch.cond, *args, backend="aot_eager")
 
     @pytest.mark.sweep
-    @pytest.mark.cases(0, 1)
+    @pytest.mark.cases(slow=1)
     @pytest.mark.slow
     @pytest.mark.parametrize("step", STEPS)
     def test_slices_that_the_gradient_does_not_reach(self, step: Fn):
@@ -280,7 +280,7 @@ class TestScanAndCond:
         with nullcontext() if scan_copies_gradients() else pytest.raises(Exception, match="might be aliasing"):
             gradients(fn, RAW.scan, *inputs((4,)), backend="aot_eager")
 
-    @pytest.mark.cases(0, 1)
+    @pytest.mark.cases(slow=1)
     @pytest.mark.slow
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_two_ends_with_one_gradient(self, backend: str):

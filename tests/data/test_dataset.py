@@ -121,7 +121,7 @@ def test_a_store_that_changed_is_refused(path: Path):
     assert len(pickle.loads(pickle.dumps(Dataset(path)))) == 40
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [True, False])
 def test_a_worker_hands_on_what_is_wrong_with_a_store(path: Path, there: bool):

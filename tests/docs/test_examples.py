@@ -31,7 +31,7 @@ LONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

@@ -58,7 +58,7 @@ def outputs(text: str, value: Any, alt: str | None) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.skipif(NO_MATPLOTLIB, reason="matplotlib is not installed")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -137,7 +137,7 @@ def test_a_wrong_argument_is_refused(name: str, kind: str):
     assert text in str(error.value)
 
 
-@pytest.mark.cases(18, 12)
+@pytest.mark.cases(slow=12)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (i % 3 > 0)) for i, n in enumerate(CALLS)])
 def test_a_graph_refuses_it_too(name: str):
     fn, x, text = CALLS[name]

@@ -190,7 +190,7 @@ def test_a_process_killed_while_it_saves_is_an_error_and_the_last_checkpoint_loa
 
 
 @pytest.mark.sweep
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["train", "train_in_buckets", "train_in_parts"])
 def test_training_goes_on_with_any_number_of_processes(word: str, tmp_path: Path):

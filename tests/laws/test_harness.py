@@ -121,7 +121,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, rule: Rule, impl: Callable[..., Any])
     monkeypatch.setitem(IMPLS, DISPATCH[rule.kind][rule.op], impl)
 
 
-@pytest.mark.cases(55, 12)
+@pytest.mark.cases(slow=12)
 @pytest.mark.parametrize(("name", "kind", "label", "impl", "mode"), planted())
 def test_wrong_rule_is_rejected(
     monkeypatch: pytest.MonkeyPatch, name: str, kind: str, label: str, impl: Callable[..., Any], mode: str

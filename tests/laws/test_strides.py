@@ -32,7 +32,7 @@ def differences(rule: Rule, which: slice) -> list[str]:
     return [f"{rule}: {line}" for line in wrong]
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.parametrize(
     ("kind", "which"),
     [("nested", slice(1)), *[pytest.param(kind, slice(None), marks=pytest.mark.slow) for kind in KINDS]],

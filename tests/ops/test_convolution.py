@@ -362,7 +362,7 @@ def test_second_derivative_of_the_operator_in_a_graph():
     torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [filtered, pooled])
 def test_derivative_of_members_in_a_graph(loss: Callable[..., Tensor]):

@@ -83,7 +83,7 @@ def test_functions_for_one_example(name: str, padded: bool):
         check(flex_attention, lengths, MODS[name], padded)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
 def test_one_graph(padded: bool):

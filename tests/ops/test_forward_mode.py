@@ -75,7 +75,7 @@ def test_eager(name: str, order: Callable[..., Any]):
     check(order(OPS[name][0])(batch(), batch(1)), name, order)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "order"),

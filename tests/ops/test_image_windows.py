@@ -61,7 +61,7 @@ def both(x: Any) -> tuple[Any, Any]:
     return windows, window_unpartition(windows.sin(), x)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
 def test_windows_in_one_graph(padded: bool):
@@ -102,7 +102,7 @@ def one_masking(x: Tensor, ratio: float, noise: Tensor) -> tuple[Tensor, Tensor,
     return x[order[:keep]], removed[restore], restore
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
 def test_random_masking_in_one_graph(padded: bool):

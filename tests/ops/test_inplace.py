@@ -28,7 +28,7 @@ def batch(kind: str) -> Any:
     return {"nested": x, "masked": x.to_padded(), "tensordict": tdc.TensorDict({"a": values.clone()}, [5])}[kind]
 
 
-@pytest.mark.cases(6, 0)
+@pytest.mark.cases(slow=0)
 @pytest.mark.parametrize("kind", ["nested", "masked", "tensordict"])
 @pytest.mark.parametrize("backend", ["", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_inputs_stay(kind: str, backend: str):

@@ -287,7 +287,7 @@ def twice(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("op", [F.adaptive_max_pool2d, F.adaptive_avg_pool2d, F.avg_pool2d])
 def test_second_derivative_in_a_graph(op: Any):
@@ -312,7 +312,7 @@ def test_what_torch_refuses_goes_to_torch():
 
 
 @pytest.mark.sweep
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_windows_behind_a_small_example_in_compiled_code(n: int):

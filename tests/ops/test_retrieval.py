@@ -43,7 +43,7 @@ def one_score(q: Tensor, d: Tensor) -> Tensor:
     return (q @ d.mT).amax(1).sum() if len(d) else q.new_full((len(q),), -torch.inf).sum()
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.parametrize("form", ["packed", *[pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:]]])
 def test_max_sim_is_that_of_each_pair_in_one_graph(form: str):
     count = Counter()

@@ -85,7 +85,7 @@ def test_recurrent_from_states(name: str, kind: str):
 SLOW = [pytest.param(name, kind, marks=pytest.mark.slow) for name, kind in (("tanh", "nested"), ("gru", "masked"))]
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("lstm", "nested"), *SLOW])
 def test_recurrent_compiled(name: str, kind: str):

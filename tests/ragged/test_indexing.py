@@ -237,7 +237,7 @@ def test_one_graph_for_all_lengths(name: str):
     assert counter.graphs == 2, "one without gradients, one with them"
 
 
-@pytest.mark.cases(2, 4)
+@pytest.mark.cases(slow=4)
 @pytest.mark.parametrize("name", LEAN)
 def test_export(name: str):
     index = INDICES[name]
