@@ -57,6 +57,7 @@ PATHS = {  # programs that were written from a few pages of docs/
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("name", PATHS)
 def test_paths_of_a_newcomer(name: str):
