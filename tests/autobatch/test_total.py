@@ -17,7 +17,6 @@ from tdc.compile._torch import total
 VALUES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1e4, -1e4, 1e18, -1e18])
 GIVEN: dict[str, tuple[Any, ...]] = {"masked_fill": (VALUES > 0, 2.0), "dropout": (0.5, True)}
 BITS = ("and_", "invert", "or_", "xor", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "not_")
-LANES = torch.tensor([1000.0, 0.0, -3.0])
 
 
 def of_name(name: str) -> Any:

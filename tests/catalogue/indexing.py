@@ -14,7 +14,6 @@ from tdc.core.rules import MODES, Rule
 from tdc.testing.batches import Dense, Ragged
 
 LIGHT = ("eager", "grad", "vmap")
-NO_VMAP = ("eager", "compile", "grad", "export")
 FEATURES = {"features": ((3,), 0), "second": ((2, 3), 1)}
 
 

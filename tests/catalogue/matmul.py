@@ -13,7 +13,6 @@ from tdc.testing.batches import Dense, Ragged, loop
 
 LIGHT = ("eager", "grad", "vmap")
 HEADS, PLAIN = Layout((2,), (3,)), Layout((), (3,))
-Want = Callable[[Any, Any, Any], Any]
 
 
 def of(

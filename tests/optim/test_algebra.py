@@ -40,7 +40,6 @@ from tdc.optim import (
 )
 
 SHAPES = {("body", "weight"): (3, 4), ("body", "bias"): (3,), ("norm", "weight"): (3,), ("head", "weight"): (2, 3)}
-NO_DECAY = ["*.bias", "norm.*"]
 ALL: dict[str, Callable[[], Optimizer]] = {
     "chain": lambda: chain(clip_by_value(1.0), clip_by_norm(0.9), decay(0.1), adamw(0.1), ema(0.9)),
     "noise": lambda: chain(noise(0.1, seed=3), sgd(0.1, momentum=0.9)),
