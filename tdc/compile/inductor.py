@@ -11,8 +11,9 @@ as always. Where Inductor cannot work under the flag (torch 2.11) it stays unset
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,8 @@ from tdc.compile._torch.dynamo import named_backend
 from tdc.compile._torch.inductor import BUDGET, apart_in_caches, compile_graph, memory_budget, settings_of
 from tdc.compile._torch.remat import drawn_once, drop_detours
 from tdc.compile._torch.scans import without_copies
-from tdc.core.errors import ShapeError, UnsupportedError, message
+from tdc.core.arguments import expect
+from tdc.core.errors import ShapeError, UnsupportedError, first_line, message
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -111,8 +113,15 @@ def select_rows(graph: torch.fx.Graph) -> None:
 def checked_settings(mode: str | None, options: dict[str, Any] | None, op: str) -> dict[str, Any]:
     """Inductor's settings for a known mode and options of `torch.compile`."""
     if mode is not None and mode not in MODES:
-        raise UnsupportedError(message(op, f"a mode of {', '.join(MODES)}", repr(mode), hint="mode='max-autotune'"))
-    settings = settings_of(mode, options)
+        hint = f"mode={[*nearest(mode, MODES), 'max-autotune'][0]!r}"
+        raise UnsupportedError(message(op, f"a mode of {', '.join(MODES)}", repr(mode), hint=hint))
+    expect(op, options or {}, dict, of=" of options")
+    try:
+        settings = settings_of(mode, options)
+    except RuntimeError as error:  # torch lists all of its options
+        got = ", ".join([repr(name) for name in options or {}])
+        hint = f"torch: {first_line(error)[:110]}"
+        raise UnsupportedError(message(op, "options of Inductor with values that fit", got, hint=hint)) from None
     budget = settings.get(BUDGET, 1.0)
     if not isinstance(budget, (int, float)) or not 0 <= budget <= 1:
         hint = f"options={{'{BUDGET}': 0.5}} keeps half of what would be kept"
@@ -120,12 +129,18 @@ def checked_settings(mode: str | None, options: dict[str, Any] | None, op: str) 
     return settings
 
 
+def nearest(name: Any, known: Iterable[str]) -> list[str]:
+    """The name among those known that is spelled most like this one; none if there is no such."""
+    return get_close_matches(name, [*known], 1) if isinstance(name, str) else []
+
+
 def backend_of(name: Any, mode: str | None, options: dict[str, Any] | None, op: str) -> Callable[..., Any]:
     """A backend by its name or as it is, as a function of a graph and its inputs."""
     found = name if callable(name) else named_backend(name)
     if found is None:
         expected = "a function or the name of a backend of torch.compile, such as 'inductor', 'aot_eager' or 'eager'"
-        raise UnsupportedError(message(op, expected, repr(name), hint="backend=tdc.compile.backend"))
+        near = [f"backend={x!r}" for x in nearest(name, torch.compiler.list_backends(exclude_tags=()))]
+        raise UnsupportedError(message(op, expected, repr(name), hint=" or ".join(near or ["tdc.compile.backend"])))
     settings = checked_settings(mode, options, op)
     if name is backend:
         return partial(backend, mode=mode, options=options)

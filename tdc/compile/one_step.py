@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile import train_state
+from tdc.compile._torch.inductor import BUDGET
 from tdc.compile.gradients import loss_and_gradients
 from tdc.compile.loss import Functional, OfModule, not_zero, read_result
 from tdc.compile.micro_batches import (
@@ -34,8 +35,17 @@ from tdc.compile.ranks import Exchange, all_summed, sum_over_ranks, summed
 from tdc.compile.shards import Shards
 from tdc.compile.train_metrics import global_norm, metrics_of, rate_of
 from tdc.compile.train_state import advanced, chosen, next_scale, next_state, unscaled
+from tdc.core.arguments import SWAPPED, expect
 from tdc.core.dtypes import widened
-from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
+from tdc.core.errors import (
+    DtypeError,
+    ShapeError,
+    StructureError,
+    UnsupportedError,
+    describe,
+    message,
+    refuse_wrong,
+)
 from tdc.ragged.storage import data_of, is_ragged
 from tdc.tensordict.tensordict import TensorDict
 
@@ -224,19 +234,25 @@ class Step:
 
     def check(self, state: Any, batch: Any) -> None:
         """Refuse another state than one of this step, and a missing batch."""
-        if not isinstance(state, TensorDict):
-            raise DtypeError(message(OP, "a state made by init", describe(state), hint="state = step.init(net)"))
-        nodes = ["params", "optimizer", *["scaler"] * self.scales, *["average"] * (self.average is not None)]
-        nodes += ["buffers"] * (isinstance(self.loss, Functional) and self.loss.buffers)
-        lacking = [p for p in nodes if p not in state._nodes]
-        lacking += [p for p in ["step", *["skipped"] * self.skips] if p not in state._leaves]
+        lacking = self.lacking(state)
         if lacking:
-            got, hint = f"one without {', '.join(lacking)}", "state = step.init(net)"
-            raise StructureError(message(OP, "a state made by init", got, hint=hint))
+            hint = "state = step.init(net)" if self.lacking(batch) else SWAPPED
+            if not isinstance(state, TensorDict):
+                raise DtypeError(message(OP, "a state made by init", describe(state), hint=hint))
+            raise StructureError(message(OP, "a state made by init", f"one without {', '.join(lacking)}", hint=hint))
         if batch is None:
             raise DtypeError(message(OP, "a batch", "None", hint="step(state, batch)"))
         if self.shards is not None:
             self.shards.check(state["params"])
+
+    def lacking(self, state: Any) -> list[str]:
+        """Entries of a state of this step that an object does not have: all of them unless it is a TensorDict."""
+        nodes = ["params", "optimizer", *["scaler"] * self.scales, *["average"] * (self.average is not None)]
+        nodes += ["buffers"] * (isinstance(self.loss, Functional) and self.loss.buffers)
+        leaves = ["step", *["skipped"] * self.skips]
+        if not isinstance(state, TensorDict):
+            return [*nodes, *leaves]
+        return [p for p in nodes if p not in state._nodes] + [p for p in leaves if p not in state._leaves]
 
     def check_device(self, state: TensorDict, batch: Any) -> None:
         """Refuse a batch on another device than the parameters."""
@@ -254,3 +270,16 @@ class Step:
 def device_of(td: TensorDict) -> torch.device:
     """Device of the first tensor."""
     return next(x.device for x in td._leaves.values())
+
+
+def check_settings(accumulate: Any, dtype: Any, options: Any, compile: Any) -> None:
+    """Refuse invalid settings, and an option without effect in a graph of both passes."""
+    expect(OP, compile, bool, of=" for compile")
+    if BUDGET in (options or {}):
+        hint = "checkpoint_blocks(net, kind, policy=[torch.ops.aten.addmm]) says what is kept"
+        raise UnsupportedError(message(OP, "options that act on one graph of both passes", BUDGET, hint=hint))
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise ShapeError(message(OP, "accumulate of at least 1", f"{accumulate!r}", hint="1 takes the batch as it is"))
+    if dtype not in DTYPES:
+        hint = "torch.bfloat16, torch.float16, or None"
+        raise DtypeError(message(OP, "dtype=torch.bfloat16 or torch.float16", f"{dtype}", hint=hint))

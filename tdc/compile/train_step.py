@@ -33,13 +33,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tdc.compile._torch.inductor import BUDGET
 from tdc.compile.cold_start import load_cache, save_cache
 from tdc.compile.counts import Counts, counted, counts_of
 from tdc.compile.filling.sizes import Buckets, buckets_of
 from tdc.compile.inductor import backend as inductor
+from tdc.compile.inductor import backend_of
 from tdc.compile.loss import loss_of
-from tdc.compile.one_step import DTYPES, Step, device_of
+from tdc.compile.one_step import Step, check_settings, device_of
 from tdc.compile.rank_errors import all_together
 from tdc.compile.ranks import Exchange, as_on_first, check_group, group_of, rank_of
 from tdc.compile.shards import Shards
@@ -63,8 +63,8 @@ from tdc.compile.train_state import (
 )
 from tdc.compile.trained import Evaluation, load_into
 from tdc.compile.vectorize import vmap
-from tdc.core.arguments import expect, expect_function, expect_number
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.arguments import expect_function, expect_number
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import MISSING
 from tdc.interop.pytrees import from_state_dict
@@ -120,6 +120,8 @@ def train_step(
     found = loss_of(net, fn, buffers)
     group = check_group(process_group, net)
     check_optimizer(optimizer, average, group)
+    if compile:
+        backend_of(backend, mode, options, OP)
     check_settings(accumulate, dtype, options, compile)
     exchange = exchange_of(optimizer, group, shard, reduce_dtype, bucket)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
@@ -485,16 +487,3 @@ def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None
         hint = "skip_nonfinite=True for 'skipped', dtype=torch.float16 for 'scale'"
         raise StructureError(message(OP, "metrics that this step has", ", ".join(names), hint=hint))
     return names
-
-
-def check_settings(accumulate: Any, dtype: Any, options: Any, compile: Any) -> None:
-    """Refuse invalid settings, and an option without effect in a graph of both passes."""
-    expect(OP, compile, bool, of=" for compile")
-    if BUDGET in (options or {}):
-        hint = "checkpoint_blocks(net, kind, policy=[torch.ops.aten.addmm]) says what is kept"
-        raise UnsupportedError(message(OP, "options that act on one graph of both passes", BUDGET, hint=hint))
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise ShapeError(message(OP, "accumulate of at least 1", f"{accumulate!r}", hint="1 takes the batch as it is"))
-    if dtype not in DTYPES:
-        hint = "torch.bfloat16, torch.float16, or None"
-        raise DtypeError(message(OP, "dtype=torch.bfloat16 or torch.float16", f"{dtype}", hint=hint))

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from tdc.core.dynamo import constant, is_symbol, skipped_in_graphs, trace_as
 from tdc.core.errors import (
@@ -35,18 +36,21 @@ MADE = {
     "MaskedBatch": "tdc.from_padded(data, lengths=lengths) makes one",
     "Tensor": "torch.as_tensor(x) makes one",
     "Mapping": "pass a dict",
+    "dict": "pass a dict",
     "Module": "an nn.Module, such as nn.Linear(2, 1)",
     "type": "pass the class itself",
     "bool": "True or False",
     "dtype": "a dtype, e.g. torch.float32",
 }
+SWAPPED = "swap the two arguments"
 
 
-def expect(op: str, x: Any, *classes: type, of: str = "") -> None:
+def expect(op: str, x: Any, *classes: type, of: str = "", other: Any = None) -> None:
     """Refuse an argument that is an instance of none of these classes.
 
     Args:
         of: what the argument is, where the class does not say it.
+        other: the argument that it may have been swapped with.
 
     Raises:
         DtypeError: it is of another class.
@@ -60,7 +64,9 @@ def expect(op: str, x: Any, *classes: type, of: str = "") -> None:
     """
     if not isinstance(x, classes):
         names = [cls.__name__ for cls in classes]
-        raise DtypeError(message(op, f"a {' or a '.join(names)}{of}", describe(x), hint=MADE[names[0]]))
+        made = "tdc.from_module(net)" if isinstance(x, Module) and names[0] == "TensorDict" else MADE[names[0]]
+        hint = SWAPPED if isinstance(other, classes) else made
+        raise DtypeError(message(op, f"a {' or a '.join(names)}{of}", describe(x), hint=hint))
 
 
 @skipped_in_graphs  # which cannot make this check
@@ -86,7 +92,7 @@ def expect_at_least(op: OpName, least: int, name: str, *numbers: Any) -> None:
     """Refuse all but ints with a DtypeError, and an int below `least` with a ShapeError."""
     expect_number(op, *numbers, whole=True)
     if any([n < least for n in numbers]):
-        raise ShapeError(message(op, f"{name} of {least} or more", f"{min(numbers)}", hint=f"{name}={max(least, 1)}"))
+        raise ShapeError(message(op, f"{name} of {least} or more", shown(min(numbers)), hint=f"{name}={max(least, 1)}"))
 
 
 def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:

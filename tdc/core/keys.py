@@ -84,15 +84,22 @@ def show(path: KeyPath) -> str:
     return path if isinstance(path, str) else ".".join(path)
 
 
-def missing_key(op: OpName, path: KeyPath, present: Iterable[KeyPath]) -> KeyPathError:
-    """The error for a path that is not there, with the nearest existing ones.
+def missing_key(op: OpName, path: KeyPath, leaves: Iterable[KeyPath], nodes: Iterable[KeyPath] = ()) -> KeyPathError:
+    """The error for a path that is not there, with the nearest existing ones, or the leaf that it goes through.
 
     Example:
         >>> print(missing_key("get", "tokns", ["tokens", "label"]))
         tdc.get: expected an existing key, got 'tokns'
         hint: nearest keys: 'tokens'
     """
-    names = {show(p): p for p in present}
+    keys, own = parts(path), [*leaves]
+    for n in range(1, len(keys)):
+        through = path_of(keys[:n])
+        if through in own:
+            expected, got = f"a TensorDict at {show(through)!r}, above {show(path)!r}", "a leaf"
+            hint = f"td[{', '.join([repr(key) for key in keys[:n]])}] is the leaf"
+            return KeyPathError(message(op, expected, got, hint=hint))
+    names = {show(p): p for p in [*own, *nodes]}
     near = get_close_matches(show(path), names, n=3, cutoff=0.5) or sorted(names)[:5]
     hint = "nearest keys: " + ", ".join(repr(n) for n in near) if near else "the TensorDict has no keys yet"
     if show(path) in names:  # a nested key, and a key with dots, look the same

@@ -83,7 +83,7 @@ def dcp_save(td: TensorDict, path: PathLike, *, overwrite: bool = False, group: 
     Source:
         `torch.distributed.checkpoint.save`.
     """
-    expect(WRITE, td, TensorDict)
+    expect(WRITE, td, TensorDict, other=path)
     expect(WRITE, overwrite, bool, of=" for overwrite")
     text = path_text(WRITE, path)
     if not overwrite and any([os.path.exists(os.path.join(text, name)) for name in (INDEX, MANIFEST)]):

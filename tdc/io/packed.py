@@ -87,7 +87,7 @@ def to_safetensors(td: TensorDict, path: PathLike, *, overwrite: bool = False, s
     Source:
         The format of safetensors; `tdc.interop.to_state_dict` for the names.
     """
-    expect(WRITE, td, TensorDict)
+    expect(WRITE, td, TensorDict, other=path)
     check_settings(WRITE, path, overwrite, sync)
     check_system(WRITE)
     table, tensors = described(WRITE, td)

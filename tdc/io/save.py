@@ -76,7 +76,7 @@ def save_as(
     op: str, td: Any, path: Any, overwrite: bool, sync: bool, checksums: bool, progress: Progress
 ) -> None:
     """`save`, as part of another operation."""
-    expect(op, td, TensorDict)
+    expect(op, td, TensorDict, other=path)
     check_settings(op, path, overwrite, sync, checksums)
     check_progress(op, progress)
     table, tensors = described(op, td)

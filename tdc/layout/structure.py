@@ -262,12 +262,12 @@ def remembered(fn: Callable[[Structure], Tensor], s: Structure) -> Tensor | None
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:
     """Refuse offsets that are not int64 with one dim and an entry at least."""
+    if offsets.ndim != 1 or offsets.shape[0] < 1:
+        hint = f"tdc.{op}(values, offsets), with offsets = tdc.offsets_of(lengths)"
+        raise ShapeError(message(op, "offsets of shape (B+1,)", describe(offsets), hint=hint))
     if offsets.dtype != torch.int64:
         hint = "offsets.long() (zero-copy needs int64, torch's jagged layout)"
         raise DtypeError(message(op, "int64 offsets", describe(offsets), hint=hint))
-    if offsets.ndim != 1 or offsets.shape[0] < 1:
-        hint = "offsets = tdc.offsets_of(lengths)"
-        raise ShapeError(message(op, "offsets of shape (B+1,)", describe(offsets), hint=hint))
 
 
 def check_ends(offsets: Tensor, total: int, op: OpName) -> None:

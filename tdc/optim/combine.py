@@ -57,6 +57,8 @@ def chain(*parts: Transform) -> Transform:
         `optax.chain`.
     """
     op, hint = "optim.chain", "chain(clip_by_global_norm(1.0), adamw(1e-3), ema(0.999))"
+    if len(parts) == 1 and isinstance(parts[0], (list, tuple)):
+        raise DtypeError(message(op, "transforms one by one", f"a {describe(parts[0])} of them", hint="chain(*parts)"))
     if not parts:
         raise DtypeError(message(op, "transforms", "none", hint=hint))
     wrong = {f"part {i}": describe(x) for i, x in enumerate(parts) if not isinstance(x, Transform)}

@@ -203,7 +203,7 @@ def nested_like(data: Tensor, like: NestedTensor | TwoLevelTensor) -> NestedTens
         >>> nested_like(torch.tensor([[1.0, 9.0], [2.0, 3.0]]), x).tolist()
         [[1.0], [2.0, 3.0]]
     """
-    expect("nested_like", data, Tensor)
+    expect("nested_like", data, Tensor, other=like)
     if isinstance(like, TwoLevelTensor):
         return like.with_values(nested_like(nested_like(data, like.inner_lengths).values, like.values))
     expect("nested_like", like, NestedTensor)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect
+from tdc.core.arguments import expect, expect_number, shown
 from tdc.core.dynamo import ints_of, mark_dynamic, trace_as
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
@@ -323,8 +323,8 @@ def truncate(x: B, lengths: Tensor | int) -> B:
         x `(B, *S0, -1, *S1)`, lengths `(B,)` or an int -> `(B, *S0, -1, *S1)`.
 
     Raises:
-        DtypeError: no ragged batch.
-        ShapeError: not one length for each row.
+        DtypeError: no ragged batch; a number that is not whole.
+        ShapeError: not one length for each row; a number below 0.
 
     Compile:
         One graph for all lengths.
@@ -335,4 +335,9 @@ def truncate(x: B, lengths: Tensor | int) -> B:
         [[0], [0, 1]]
     """
     expect("truncate", x, NestedTensor, MaskedBatch)
+    if not isinstance(lengths, Tensor):
+        expect_number("truncate", lengths, whole=True)
+        if lengths < 0:
+            hint = "x[:, :-n] leaves out the last n of each row"
+            raise ShapeError(message("truncate", "a length of 0 or more", shown(lengths), hint=hint))
     return cut_rows(x, x.ragged_dims[0], None, lengths)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import expect_devices, int_tuple, normal_dim, refuse_to
+from tdc.core.arguments import SWAPPED, expect_devices, int_tuple, normal_dim, refuse_to
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import certain, has_numbers, hold, known, mark_dynamic
@@ -95,6 +95,8 @@ class MaskedBatch(Operations):
         if lengths.dtype != torch.int64:
             mask = lengths.dtype == torch.bool
             hint = "tdc.from_padded(data, mask=mask)" if mask else "lengths.long()"
+            if not mask and data.dtype == torch.int64 and data.ndim <= 2 <= lengths.ndim:
+                hint = SWAPPED
             raise DtypeError(message("MaskedBatch", "int64 lengths", describe(lengths), hint=hint))
         if data.device != lengths.device:
             got, hint = f"data on {data.device}, lengths on {lengths.device}", "lengths.to(data.device)"

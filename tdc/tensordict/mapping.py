@@ -79,7 +79,7 @@ class Keyed(Container):
             return unwrap(self._leaves[path])
         entry = self._nodes.get(path)
         if entry is None or path == ():
-            raise missing_key("get", path, [*self._leaves, *self._nodes])
+            raise missing_key("get", path, self._leaves, self._nodes)
         if type(entry) is Static:
             return entry.value
         leaves, nodes, extra = subtree(self._leaves, self._nodes, path)
@@ -214,7 +214,7 @@ class Keyed(Container):
                 nodes[path] = self._nodes[path]
                 nodes.update(below(self._nodes, path))
             elif strict:
-                raise missing_key("select", path, [*self._leaves, *self._nodes])
+                raise missing_key("select", path, self._leaves, self._nodes)
             else:
                 continue
             if type(path) is tuple:
@@ -344,7 +344,7 @@ def existing_path(td: Any, op: OpName, key: NestedKey) -> KeyPath:
     """The path of a key that is there."""
     path = key if type(key) is str else as_path(key, op)
     if path not in td._leaves and path not in td._nodes:
-        raise missing_key(op, path, [*td._leaves, *td._nodes])
+        raise missing_key(op, path, td._leaves, td._nodes)
     return path
 
 

@@ -17,7 +17,7 @@ hint: offsets.long() (zero-copy needs int64, torch's jagged layout)"""),
     "offsets of another shape": (lambda: NestedTensor(torch.zeros(3), T([[0, 3]])), """\
 ShapeError
 tdc.NestedTensor: expected offsets of shape (B+1,), got Tensor int64[1, 2]
-hint: offsets = tdc.offsets_of(lengths)"""),
+hint: tdc.NestedTensor(values, offsets), with offsets = tdc.offsets_of(lengths)"""),
     "values that are no tensor": (lambda: NestedTensor([1.0], [0, 1]), """\
 DtypeError
 tdc.NestedTensor: expected tensors of values and offsets, got list and list
