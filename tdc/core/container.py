@@ -53,7 +53,7 @@ from tdc.core.rules import (
 )
 from tdc.core.signatures import run_named
 from tdc.core.slow_paths import BLOCKS, watched
-from tdc.core.torch_functions import compare_with_numbers, find_in_tuples
+from tdc.core.torch_functions import find_in_tuples, operate_on
 from tdc.core.typing import Op
 
 
@@ -191,7 +191,7 @@ trace_as(row_of, traced_row)
 def extend_dynamo() -> None:
     """Make the changes to Dynamo that containers need, once."""
     find_in_tuples()
-    compare_with_numbers(Container)
+    operate_on(Container)
 
 
 @constant

@@ -3,7 +3,7 @@
     handed on     functions that torch hands on to containers, and the names under which it hands them on
     schemas       parameters of operations
     kernels       fused attention, assertions, operations on lists of tensors; None, or a loop, where torch has none
-    Dynamo        classes with `__torch_function__` where Dynamo does not look for them
+    changes       to Dynamo, made once, when the first row is traced
 
 Invariant: the module is imported before the first graph is traced, since it adds to torch's list of functions.
 """
@@ -172,7 +172,7 @@ def one_by_one(name: str) -> Op:
     return run
 
 
-# -- Dynamo
+# -- changes to Dynamo
 
 
 @optional("batches found in tuples", lost="torch.cat of a tuple in graphs; a list works", instead=nothing)
@@ -191,11 +191,12 @@ def find_in_tuples() -> None:
     module._flatten_vts = flattened
 
 
-@optional("comparisons with numbers that vary", lost="x == n in graphs; torch.eq(x, n) works", instead=nothing)
+@optional("operators of containers", lost="x == n and x @ y in graphs; torch.eq and torch.matmul work", instead=nothing)
 @cache
-def compare_with_numbers(base: type) -> None:
-    """Let Dynamo call the operator of a container for `x < n` where n is a number that varies (2.11-2.15): to Dynamo no
-    object is equal to one, so that `x == n` is False, and `x < n` fails."""
+def operate_on(base: type) -> None:
+    """Let Dynamo call the operator of a container for `x < n`, `x @ y`, `x **= y` and `~x` (2.11-2.15): to Dynamo no
+    object is equal to a number that varies, so that `x == n` is False and `x < n` fails; the others it knows of tensors
+    alone (2.11-2.13)."""
     handlers = find("torch._dynamo.variables.builtin:BuiltinVariable._binop_handlers")()
     number = find("torch._dynamo.variables:SymNodeVariable")
     user_defined = find("torch._dynamo.variables:UserDefinedObjectVariable")
@@ -207,4 +208,19 @@ def compare_with_numbers(base: type) -> None:
 
         of_op = handlers[getattr(operator, name)]
         of_op[:0] = [((user_defined, number), compare), ((number, user_defined), compare)]
-    find("torch._dynamo.variables.builtin:BuiltinVariable.call_function_handler_cache").clear()
+    for name, method in (("matmul", "matmul"), ("imatmul", "matmul"), ("ipow", "pow")):
+
+        def operate(tx: Any, a: Any, b: Any, *, method: str = method) -> Any:
+            return a.call_method(tx, f"__{method}__", [b], {}) if issubclass(a.python_type(), base) else None
+
+        of_op = handlers.setdefault(getattr(operator, name), [])
+        of_op[:0] = [((user_defined, find("torch._dynamo.variables:VariableTracker")), operate)]
+    builtins = find("torch._dynamo.variables.builtin:BuiltinVariable")
+    if not hasattr(builtins, "call_invert"):
+
+        def call_invert(self: Any, tx: Any, x: Any) -> Any:
+            mine = isinstance(x, user_defined) and issubclass(x.python_type(), base)
+            return x.call_method(tx, "__invert__", [], {}) if mine else None
+
+        builtins.call_invert = call_invert
+    builtins.call_function_handler_cache.clear()

@@ -9,8 +9,6 @@ import pytest
 import torch
 from texts import Says, T, Texts, check_text
 from texts import ragged as packed_rows
-from torch._dynamo.exc import Unsupported
-from versions import before
 
 import tdc
 from tdc import NestedTensor
@@ -126,11 +124,6 @@ def test_a_traced_operator_never_guesses_the_order():
     assert torch.equal((w @ x).values, w @ x.values)
 
 
-@pytest.mark.xfail(
-    before(2, 14),
-    reason="Dynamo traces @ of tensors only (torch 2.11-2.13), see pytorch/pytorch#189585",
-    raises=Unsupported,
-)
 def test_the_operator_of_two_batches_makes_one_graph():
     graphs = 0
 
