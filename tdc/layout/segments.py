@@ -73,6 +73,13 @@ def repeated(s: Structure, times: int) -> Structure:
     return tell(t, [s], lambda known: known[0] * times)
 
 
+def several(s: Structure, copies: int) -> Structure:
+    """The structure of so many copies of all examples, one after another."""
+    longest = None if s.extent is None else tuple(s.extent.shape[:-1])
+    t = structure_of_sizes(sizes_of(s).repeat(copies, 1), longest, s.packed_dim, s.batch_dim)
+    return tell(t, [s], lambda known: known[0].repeat(copies, 1))
+
+
 def columns(sizes: Tensor, order: Sequence[int]) -> Tensor:
     """Columns of a matrix in another order; a list as an index would be copied to the device."""
     return torch.stack([sizes[..., k] for k in order], -1)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import normal_dim, shown
 from tdc.core.dynamo import certain
 from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
@@ -190,6 +190,13 @@ def ragged_dim(op: Op, x: Any, dim: int, hint: str = "x.filled(value) is the rec
     if d not in x.ragged_dims:
         raise ShapeError(message(op, "a ragged or static dim", f"the batch, dim {dim}", hint=hint))
     return d
+
+
+def expect_elements(op: Op, least: int, x: Any, dim: int) -> None:
+    """Refuse a static dim of fewer elements: a graph gets no error of torch in words."""
+    if least > x.shape[dim]:
+        expected, got = f"at least {shown(least)} elements", f"dim {dim} of {describe(x)}"
+        raise ShapeError(message(op, expected, got, hint="another dim, or a smaller number"))
 
 
 def along_static(op: Op, x: Any, dim: int, run: Callable[[Tensor, int], Any], keepdim: bool = True) -> Any:

@@ -23,7 +23,17 @@ from tdc.core.asserts import require
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.typing import Op
-from tdc.ops.reduce.along_dim import Segments, at, is_static, order_of, picked, position_at, reduce_along, segments_of
+from tdc.ops.reduce.along_dim import (
+    Segments,
+    at,
+    expect_elements,
+    is_static,
+    order_of,
+    picked,
+    position_at,
+    reduce_along,
+    segments_of,
+)
 from tdc.ops.reduce.extremes import extreme_position
 from tdc.ops.reduce.scan import scanned
 from tdc.ops.shape.join import stack
@@ -137,8 +147,8 @@ def mode_ragged(x: Any, dim: int = -1, keepdim: bool = False) -> Ragged | Tensor
 def kthvalue_ragged(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     if k < 1:
         raise ShapeError(message("kthvalue", "k of 1 or more", f"{k}", hint="k = 1 is the smallest element"))
-    if not is_static(torch.kthvalue, x, dim):
-        check_lengths(torch.kthvalue, k, x, dim)
+    check = expect_elements if is_static(torch.kthvalue, x, dim) else check_lengths
+    check(torch.kthvalue, k, x, dim)
     run = partial(ranked, torch.kthvalue, partial(kth_rank, k))
     return reduce_along(torch.kthvalue, run, x, dim, keepdim, lambda v, axis: torch.kthvalue(v, k, axis, True))
 

@@ -23,7 +23,15 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.reduce import segments as plain
-from tdc.ops.reduce.along_dim import along_static, named_result, order_of, ragged_dim, segments_of, with_elements
+from tdc.ops.reduce.along_dim import (
+    along_static,
+    expect_elements,
+    named_result,
+    order_of,
+    ragged_dim,
+    segments_of,
+    with_elements,
+)
 from tdc.ops.reduce.order_statistics import check_lengths
 from tdc.ops.reduce.partial_ragged import along_lines, by_lines, over_lines
 from tdc.ops.tensordict.batch import along, lift
@@ -65,6 +73,7 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
         raise ShapeError(message("topk", "k of 0 or more", f"{k}", hint="k = 1 is the largest element"))
     d = ragged_dim(torch.topk, x, dim, RECTANGLE)
     if d is None:
+        expect_elements(torch.topk, k, x, dim)
         return along_static(torch.topk, x, dim, lambda v, axis: torch.topk(v, k, axis, largest, sorted))
     check_lengths(torch.topk, k, x, dim)
     if by_lines(torch.topk, x, dim):
@@ -84,8 +93,8 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     values = values.gather(0, (positions + start).flatten(0, 1)).view(positions.shape)
     if segments.real is not None:  # no gradient passes to an empty line, one of padding
         values = values.masked_fill((segments.lengths < k).unsqueeze(1), 0)
-    found = [torch.stack([segments.back(t, False) for t in each.unbind(1)], dim) for each in (values, positions)]
-    return named_result(torch.topk, *found)
+    found = [segments.back(each.movedim(1, -1), True) for each in (values, positions)]  # (..., 1, ..., k)
+    return named_result(torch.topk, *[each.transpose(dim, -1).squeeze(-1) for each in found])
 
 
 def searchsorted_ragged(

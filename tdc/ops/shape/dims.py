@@ -25,12 +25,11 @@ from tdc.core.dynamo import constant, known
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims, OpName
-from tdc.layout.segments import columns, mirrored, rolled, sizes_of, tell
+from tdc.layout.segments import columns, mirrored, rolled, several, sizes_of, tell
 from tdc.layout.structure import Structure, extent_of
 from tdc.ops.reduce.partial_ragged import along_lines, by_lines, in_order
 from tdc.ops.shape.flatten import filled, flatten_ragged, regrouped, unflatten_ragged
-from tdc.ops.shape.join import cat_rows
-from tdc.ragged.index import insert_dim, rows_between
+from tdc.ragged.index import insert_dim
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.index_ragged import at_each, neutral
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -256,11 +255,12 @@ def repeat_ragged(x: Ragged, *sizes: Any) -> Ragged:
         hint = f"torch.cat([x{packed}] * n, dim) repeats the elements of each row"
         expected, got = f"copies along static dims of {describe(x)}", "copies along a ragged one"
         raise ShapeError(message("repeat", expected, got, hint=hint))
-    copies, data = given[x._batch_dim], data_of(x).repeat(axis_entries(x, given))
+    copies = given[x._batch_dim]
     if isinstance(x, MaskedBatch):
-        return build_masked(data, x.lengths.repeat(copies, 1), x.ragged_dims, x.batch_dim, True)
-    y = x.with_values(data)
-    return y if copies == 1 else cat_rows([y] * copies) if copies else rows_between(y, 0, 0)(y)
+        return build_masked(x.data.repeat(given), x.lengths.repeat(copies, 1), x.ragged_dims, x.batch_dim, True)
+    given[x.ragged_dims[0]] = copies  # of packed rows, which hold the batch
+    data = x.values.repeat(axis_entries(x, given))
+    return x.with_values(data) if copies == 1 else build_nested(several(x.structure, copies), data)
 
 
 def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:

@@ -36,6 +36,7 @@ from tdc.layout.segments import (
 from tdc.layout.structure import Structure, extent_of, require_same
 from tdc.ops.positions import dim_of, flat_examples
 from tdc.ops.rectangle import rectangle, with_sizes
+from tdc.ops.reduce.along_dim import expect_elements
 from tdc.ragged.convert import to_packed, to_padded
 from tdc.ragged.index import rows_at
 from tdc.ragged.index_ragged import at_each
@@ -216,6 +217,7 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
     d = dim_of(op, x, dimension)
     axis = axis_of(op, x, d)
     if d not in x.ragged_dims:
+        expect_elements(op, size, x, d)
         return with_data(x, data_of(x).unfold(axis, size, step))
     hint = "drop short rows first: x = x[x.lengths >= size]"
     text = message(op, f"rows of at least {shown(size)} positions", "a shorter row", hint=hint)
