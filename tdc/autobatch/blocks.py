@@ -15,6 +15,7 @@ from tdc.autobatch.ragged_example import DETACHED, RaggedExample
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import LEAVES, NUMBER_ASKED, NUMBERS, Lane, flatten, is_lane, lane_of, unflatten
 from tdc.compile._torch.levels import current_level, map_lanes
+from tdc.compile.counts import EXPLAINED
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import is_batched
 from tdc.core.errors import UnsupportedError, message
@@ -99,14 +100,28 @@ def map_eagerly(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], cou
     try:
         found, mapped = map_lanes(fn, tensors, count)
     except RuntimeError as error:
-        for text, expected, got, hint in SAID:
-            if text in str(error):
-                raise UnsupportedError(message(OP, expected, got, hint=hint)) from error
+        found = explained(error)
+        if found is not None:
+            raise found from error
         raise
     for x, is_mapped in zip(found, mapped, strict=True):
         if not is_mapped and not isinstance(x, (Tensor, RaggedExample, *PLAIN)) and holds_example(x):
             raise of_object(type(x).__name__)
     return found, mapped
+
+
+def explained(error: Exception) -> UnsupportedError | None:
+    """The error that names what to write instead of code that vmap refuses; None for another error."""
+    for text, expected, got, hint in SAID:
+        if text in str(error):
+            return UnsupportedError(message(OP, expected, got, hint=hint))
+    return None
+
+
+def explained_in_graphs(error: Any) -> UnsupportedError | None:
+    """The same for an error of a trace, if it is one of code that runs in blocks."""
+    own = any([frame.filename == __file__ for frame in error.real_stack or ()])
+    return explained(error) if own else None
 
 
 def refuse_fields(x: Any) -> None:
@@ -165,3 +180,5 @@ SAID = (  # a part of torch's message, and ours
         "call it on the whole batch, outside",
     ),
 )  # fmt: skip
+
+EXPLAINED.append(explained_in_graphs)

@@ -22,7 +22,7 @@ from tdc.autobatch.source import OP
 from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, differing, flatten
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import constant, is_batched
-from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, message, show_sizes
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
 
 VALUES: Any = (Tensor, RaggedExample)  # what an example has
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -249,6 +249,8 @@ def get(x: Any, index: Any) -> Any:
         return item_at(x, index)
     if isinstance(x, dict):
         same_key(index)
+    if isinstance(x, Tensor):
+        check_numbers(x, entries)
     if isinstance(x, Tensor) and isinstance(entries[0], (RaggedExample, Span)):
         found = looked_up(x, entries[0]) if isinstance(entries[0], RaggedExample) else first_rows(x, entries[0])
         return found[(FULL, *entries[1:])] if entries[1:] else found
@@ -262,6 +264,20 @@ def get(x: Any, index: Any) -> Any:
         rest.append(0 if is_position(i) else i)
         dim += 0 if i is None else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
     return x[tuple(rest)]
+
+
+def check_numbers(x: Tensor, entries: tuple[Any, ...]) -> None:
+    """Refuse a Python number beyond a dim: a graph may trace a round that no example runs, to which torch says no more
+    than the number."""
+    if len([i for i in entries if i is not None and i is not Ellipsis]) > x.ndim:
+        return
+    dim = 0
+    for i in after_ellipsis(entries, x.ndim):
+        if isinstance(i, int) and not isinstance(i, bool) and not -x.shape[dim] <= i < x.shape[dim]:
+            got = f"{i} at dim {dim} of {describe(x)}"
+            hint = "a larger tensor; with lower='unroll' max_iters= of the longest loop: all of its rounds are traced"
+            raise IndexingError(message(OP, "an index inside of a tensor", got, hint=hint))
+        dim += 0 if i is None else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
 
 
 def differs(i: Any) -> bool:
@@ -323,6 +339,7 @@ def put(x: Any, index: Any, value: Any) -> Any:
         refuse(got, hint, "x[a:b] = value, or an index that all share")
     if len(entries) == 1 and is_mask(entries[0], x):
         return put_where(x, entries[0], value)
+    check_numbers(x, entries)
     numbers = torch.arange(x.numel(), device=x.device)
     if x.ndim == len(entries) == 1 and is_position(entries[0]):  # the same, faster to trace
         taken = numbers == numbers[entries[0].reshape(1)]

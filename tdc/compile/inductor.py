@@ -139,8 +139,8 @@ def backend_of(name: Any, mode: str | None, options: dict[str, Any] | None, op: 
     found = name if callable(name) else named_backend(name)
     if found is None:
         expected = "a function or the name of a backend of torch.compile, such as 'inductor', 'aot_eager' or 'eager'"
-        near = [f"backend={x!r}" for x in nearest(name, torch.compiler.list_backends(exclude_tags=()))]
-        raise UnsupportedError(message(op, expected, repr(name), hint=" or ".join(near or ["tdc.compile.backend"])))
+        near = [repr(x) for x in nearest(name, torch.compiler.list_backends(exclude_tags=()))]
+        raise UnsupportedError(message(op, expected, repr(name), hint=f"backend={[*near, 'tdc.compile.backend'][0]}"))
     settings = checked_settings(mode, options, op)
     if name is backend:
         return partial(backend, mode=mode, options=options)

@@ -437,10 +437,13 @@ def configured(fn: Callable[[], Out], **settings: bool) -> Out:
 def with_own_graphs(fn: Any) -> Any:
     """The same function with graphs of its own, which torch.compile keeps, with their limit, on the code object.
 
-    A module, or anything but a Python function or method, is returned as it is.
+    A module is returned as it is, and so is what has no code in Python.
     """
     if isinstance(fn, MethodType):
         return MethodType(with_own_graphs(fn.__func__), fn.__self__)
+    called = None if isinstance(fn, torch.nn.Module) else vars(type(fn)).get("__call__")
+    if isinstance(called, FunctionType):  # of a function of `tdc.batch`, all of which share the code of a wrapper
+        return MethodType(with_own_graphs(called), fn)
     if not isinstance(fn, FunctionType) or hasattr(fn, "__wrapped__"):
         return fn
     own = FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
