@@ -88,6 +88,8 @@ NEUTRAL = {"diversity_penalty": 0.0, "num_beam_groups": 1}  # values of refused 
 def generate(model: Any, prompts: NestedTensor, **options: Any) -> NestedTensor:
     """The new tokens for each prompt, or each source of an encoder, up to and including the first end of sequence.
 
+    transformers returns the prompts in front of them: `torch.cat([prompts, new], 1)`.
+
     Shapes:
         prompts `(B, -1)` -> `(B, -1)`; `(B * n, -1)` with `num_return_sequences=n`.
 

@@ -28,6 +28,7 @@ def test_tokens_are_those_of_each_prompt_alone(family: str, head: str, attended:
     expected = [model.generate(row[None], attention_mask=torch.ones(1, len(row)), **options)[0] for row in x]
     new = generate(attend(model) if attended else model, x, **options)
     assert new.tolist() == [found[len(row) :].tolist() for found, row in zip(expected, x, strict=True)]
+    assert torch.cat([x, new], 1).tolist() == [found.tolist() for found in expected]
 
 
 def test_several_of_each_prompt():
