@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
-from tdc.compile._torch.aoti import Package, save_package, save_without_weights
+from tdc.compile._torch.aoti import Package, save_package, save_without_weights, without_tracebacks
 from tdc.compile._torch.levels import levels_in_loops
 from tdc.compile._torch.symbolic import any_size
 from tdc.compile.archive import read_weights, save_weights, seal, unseal
@@ -341,7 +341,7 @@ def program_of(
         if varying:
             shapes[entry.value] = varying
     try:
-        with torch.no_grad(), any_size(), levels_in_loops():
+        with torch.no_grad(), any_size(), levels_in_loops(), without_tracebacks():
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as error:
         if type(error).__name__ != "GuardOnDataDependentSymNode":

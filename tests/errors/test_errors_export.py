@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from exports import Model, batch, export_model, meta, rows
 from texts import Says, Texts, check_text
+from torch import nn
 
 import tdc
 from tdc import FormatError, TensorDict
@@ -262,3 +264,12 @@ hint: load(path, weights=...)""")  # fmt: skip
 UnsupportedError
 tdc.compile.Exported.load_weights: expected a file without weights, got one with its own
 hint: exported.save(path, weights='separate')""")  # fmt: skip
+
+
+def test_a_wrong_size_is_said_once(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(logging.Handler, "handle", lambda self, record: said.append(record.getMessage()))
+    x = tdc.pack([torch.ones(2, 4), torch.ones(3, 4)])
+    with pytest.raises(tdc.ShapeError, match="expected 5 features, got 4"):
+        export(nn.Linear(5, 1), (x,))
+    assert said == []

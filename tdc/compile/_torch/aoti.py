@@ -100,16 +100,27 @@ def assertions_between_loops() -> AbstractContextManager[Any]:
 @contextmanager
 def without_notes() -> Iterator[None]:
     """A context without what torch says of its own: a deprecated class, and operators called by way of its executor."""
-    log, told = logging.getLogger("torch._inductor.ir"), "is missing a c-shim implementation"
+    with without_lines("torch._inductor.ir", "is missing a c-shim implementation"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        yield
+
+
+def without_tracebacks() -> AbstractContextManager[None]:
+    """A context in which an operation that sizes do not fit raises its error, and writes no traceback beside it."""
+    return without_lines("torch._subclasses.fake_tensor", "failed while attempting to run meta for")
+
+
+@contextmanager
+def without_lines(logger: str, told: str) -> Iterator[None]:
+    """A context in which a logger leaves out the lines with a text."""
 
     def others(record: logging.LogRecord) -> bool:
         return told not in record.getMessage()
 
+    log = logging.getLogger(logger)
     log.addFilter(others)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-            yield
+        yield
     finally:
         log.removeFilter(others)
 
