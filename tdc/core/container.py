@@ -133,10 +133,35 @@ class Container(Frozen):
     def __int__(self) -> int:
         raise DtypeError(message("int", "one number", describe(self), hint="x.sum().item()"))
 
+    def __round__(self, ndigits: int | None = None) -> NoReturn:
+        raise DtypeError(message("round", "one number", describe(self), hint="x.round(decimals=0)"))
+
+    def __divmod__(self, other: Any) -> NoReturn:
+        raise DtypeError(message("divmod", "one number", describe(self), hint="x // y, x % y"))
+
+    def __format__(self, spec: str) -> str:
+        if spec == "":
+            return str(self)
+        raise DtypeError(message("format", "one number", describe(self), hint="f'{x.sum().item():.2f}'"))
+
+    def __dlpack_device__(self) -> NoReturn:
+        """Refuse what `torch.tensor`, `torch.as_tensor` and `from_dlpack` ask for; a container is no tensor."""
+        expected, hint = "a tensor, an array or numbers", ONE_TENSOR[self._kind]
+        raise DtypeError(message("tensor", expected, describe(self), hint=hint))
+
+    def __dlpack__(self, **kwargs: Any) -> NoReturn:
+        self.__dlpack_device__()
+
     def __bool__(self) -> bool:
         name = type(self).__name__
         got, hint = f"the truth value of a {name}", "x.all() or x.any() for its elements, len(x) > 0 for its rows"
         raise DtypeError(message("bool", "one number", got, hint=hint))
+
+
+ONE_TENSOR = {  # what a container has of a tensor
+    "nested": "x.values, or x.to_padded().filled(0) with padding", "masked": "x.data, or x.filled(0)",
+    "two_level": "x.values.values", "tensordict": "td['key'], or torch.stack of leaves of one shape",
+}  # fmt: skip
 
 
 def shape_of(x: Any) -> Any:

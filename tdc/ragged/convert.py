@@ -81,6 +81,8 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     if len(padded) != s.ragged_ndim:
         expected, got = f"length with {s.ragged_ndim} sizes", f"{len(padded)} sizes"
         raise ShapeError(message("to_padded", expected, got, hint=f"the ragged dims are {s.ragged_dims}"))
+    if length is not None and any([n < 0 for n in padded]):
+        raise ShapeError(message("to_padded", "a length of 0 or more", "one below", hint="length=x.max_length"))
     if length is not None:
         warn_of_cut(s, padded)
     data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill, cut=length is not None)

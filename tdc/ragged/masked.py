@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import SWAPPED, expect_devices, int_tuple, normal_dim, refuse_to
+from tdc.core.arguments import SWAPPED, expect, expect_devices, expect_number, int_tuple, normal_dim, refuse_to
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import certain, has_numbers, hold, known, mark_dynamic
@@ -147,15 +147,22 @@ class MaskedBatch(Operations):
         return mask.view([self.data.shape[d] if d in dims else 1 for d in range(self.data.ndim)])
 
     def filled(self, value: float) -> Tensor:
-        """The data with `value` in all padding."""
+        """The data with `value` in all padding.
+
+        Raises:
+            DtypeError: no number.
+        """
+        expect_number("filled", value)
         return self.data.masked_fill(~self.mask, value)
 
     def with_data(self, data: Tensor) -> MaskedBatch:
         """A batch of the same lengths and ragged dims with other data: as many examples, and no smaller rectangle.
 
         Raises:
+            DtypeError: the data is no tensor.
             ShapeError: the data has not.
         """
+        expect("with_data", data, Tensor)
         b, ragged, old = self.batch_dim, self.ragged_dims, self._data.shape
         lacks = data.ndim <= max(b, *ragged) or known(data.shape[b] != old[b])
         if lacks or any([known(data.shape[d] < old[d]) for d in ragged]):

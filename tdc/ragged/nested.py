@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_devices, expect_number, int_tuple, normal_dim, refuse_to
+from tdc.core.arguments import expect, expect_devices, expect_number, int_tuple, normal_dim, refuse_to
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dtypes import of_examples
@@ -219,9 +219,11 @@ class NestedTensor(Operations):
         """A batch of the same structure with other values, which have the same size along the packed axis.
 
         Raises:
+            DtypeError: they are no tensor.
             ShapeError: they have another size.
         """
         s = self._structure
+        expect("with_values", values, Tensor)
         if values.ndim <= s.packed_dim or known(values.shape[s.packed_dim] != self._values.shape[s.packed_dim]):
             raise other_size("with_values", self._values, values)
         return build_nested(s, values)

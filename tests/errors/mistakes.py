@@ -373,4 +373,25 @@ MISTAKES: dict[str, str] = {
         nn.Embedding(x.shape[1], 4)
         torch.randint(5, (2, x.shape[1]))
     """,
+    "a container for a tensor": """
+        torch.tensor(x)
+        torch.tensor(m)
+        torch.tensor(tl)
+        torch.tensor(td)
+        torch.asarray(m)
+        torch.from_dlpack(x)
+        np.from_dlpack(x)
+        x.with_values(3)
+        m.with_data(3)
+        m.filled("a")
+        x.to_padded(length=-1)
+    """,
+    "a container for a number": """
+        round(x)
+        round(td)
+        divmod(x, 2)
+        complex(x)
+        f"{x:.2f}"
+        f"{td:d}"
+    """,
 }

@@ -41,6 +41,7 @@ CALLS = {
     'tdc.compile.counted(net, backend="aot_eagre")': "hint: backend='aot_eager'",
     'tdc.compile.counted(net, options={"max_autotun": 1})': "expected options of Inductor with values that fit",
     'tdc.compile.counted(net, options={"max_autotune": "a"})': "got str should be bool",
+    'tdc.compile.report(net, x, repeats="a")': "expected an int, got str",
     "tdc.compile.counted(net, options=3)": "expected a dict of options, got int",
 }
 STEP = "tdc.compile.train_step(net, lambda net, x: net(x).sum(), tdc.optim.sgd(0.1), {})"

@@ -26,6 +26,7 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of, kernels_of
 from tdc.compile.report.record import Compile, Report
+from tdc.core.arguments import expect_number
 from tdc.core.dynamo import with_own_graphs
 from tdc.core.errors import DtypeError, StructureError, describe, message
 
@@ -75,6 +76,7 @@ def report(
     if not examples:
         hint = "report(fn, (a, b)) for fn(a, b); give several examples of different sizes"
         raise StructureError(message("compile.report", "at least one example", "none", hint=hint))
+    expect_number("compile.report", repeats, whole=True)
     fn = fn.fn if isinstance(fn, counted) else fn
     calls = [x if type(x) is tuple else (x,) for x in examples]
     recorder = Recorder(backend_of(backend, mode, options, "compile.report"))
