@@ -26,16 +26,15 @@ PAGE = Path(__file__).parents[1] / "migration.md"
 HEAD = """\
 # Coming from tensordict, or from an earlier version
 
-A TensorDict never changes here. A method that writes into one in tensordict returns a new one, which shares all other
-leaves. So `td.set(k, v)` on a line of its own does nothing; write `td = td.set(k, v)`. There are no locks, no global
-settings, no lazy stacks, no `inplace=` and no `out=`. No name ends in an underscore but `tdc.copy_`, which writes into
-memory.
+Write `td = td.set(k, v)`: a TensorDict is immutable, so `td.set(k, v)` on a line of its own has no effect. Methods
+that write in place in tensordict return a new TensorDict here, which shares all other leaves. There are no locks, no
+global settings, no lazy stacks, no `inplace=` and no `out=`. Only `tdc.copy_` writes into memory.
 
-In the tables `td` has batch size `[3, 4]`, `tds` is a list of such, `x` a tensor of that size; `examples` are of
-different lengths, `packed` is a NestedTensor, `padded` a MaskedBatch. An empty cell says that there is no such thing
-here, and the note why. A name of tensordict that is missing raises an error that says the same,
-and so does each name of the [last table](#names-of-earlier-versions).
-`python docs/tools/make_migration.py` generates this page, and a test runs every line of it.
+In the tables `td` has batch size `[3, 4]`, `tds` is a list of such, and `x` is a tensor of that size. `examples` have
+different lengths, `packed` is a NestedTensor, `padded` a MaskedBatch. Where the middle cell is empty the feature does
+not exist here, and the note says why. The error for a missing name says the same as its row, also for the [names of
+earlier versions](#names-of-earlier-versions). `python docs/tools/make_migration.py` generates this page, and a test
+runs every line of it.
 """
 
 
