@@ -441,8 +441,8 @@ def with_own_graphs(fn: Any) -> Any:
     """
     if isinstance(fn, MethodType):
         return MethodType(with_own_graphs(fn.__func__), fn.__self__)
-    kind: type[Any] = type(fn)
-    called = None if isinstance(fn, torch.nn.Module) else vars(kind).get("__call__")
+    methods: dict[str, Any] = {} if isinstance(fn, torch.nn.Module) else fn.__class__.__dict__
+    called = methods.get("__call__")
     if isinstance(called, FunctionType):  # of a function of `tdc.batch`, all of which share the code of a wrapper
         return MethodType(with_own_graphs(called), fn)
     if not isinstance(fn, FunctionType) or hasattr(fn, "__wrapped__"):

@@ -23,7 +23,7 @@ from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.filling import places, shapes, sums  # noqa: F401  # which register rules
 from tdc.compile.filling.run import Graph
 from tdc.compile.filling.sizes import Buckets, Fixed
-from tdc.compile.filling.values import Expr, evaluate, expression
+from tdc.compile.filling.values import Expr, evaluate, expression, refuse
 
 logger = logging.getLogger("tdc")
 KINDS = {  # by field of a NestedTensor, and what its size has beyond the symbol
@@ -80,8 +80,8 @@ class Program:
             given = [x for x in tensors if x is not None]
             del tensors
             outs = run(numbers_of(found, real, given), *given)
-        self.count(real, found)
-        return [self.cut(x, val, real) for x, val in zip(outs, self.outputs, strict=True)]
+            self.count(real, found)
+            return [self.cut(x, val, real) for x, val in zip(outs, self.outputs, strict=True)]
 
     def graph_for(self, real: dict[Expr, int], args: Sequence[Any]) -> tuple[Fixed, Callable[..., Any]]:
         """The recorded graph that fits best, or a new one."""
@@ -97,6 +97,8 @@ class Program:
         module, filled, given = self.module, wanted.filled, self.inputs
         example = [self.filled(x, val, wanted.sizes) for x, val in zip(args, given, strict=True)]
         present = [x for x in example if x is not None]
+        if any([x is None and isinstance(val, Tensor) for x, val in zip(example, given, strict=True)]):
+            raise refuse("an operation with an effect, such as a check of torch.linalg")
         numbers = numbers_of(wanted, wanted.sizes, present)
 
         def run(numbers: Tensor, *tensors: Tensor) -> list[Any]:
@@ -134,12 +136,14 @@ class Program:
             return evaluate(expression(val), real)
         if not isinstance(val, Tensor):
             return val
-        shape = [evaluate(expression(n), real) for n in val.shape]
-        x = x.resolve_conj().resolve_neg()
-        if x.is_cuda:  # where the next call of a CUDA graph writes over it
-            x = x.clone()
-        # AOTAutograd takes a view for one that it asked for.
-        return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), shape, x.stride())
+        shape, strides = [[evaluate(expression(n), real) for n in sizes] for sizes in (val.shape, val.stride())]
+        x, begin = x.resolve_conj().resolve_neg(), evaluate(expression(val.storage_offset()), real)
+        if not x.is_cuda and (list(x.stride()), x.storage_offset()) == (strides, begin):
+            return x.new_empty(0).set_(x.untyped_storage(), begin, shape, strides)  # no view, as AOTAutograd wants it
+        # Elsewhere, as a view of an input is; and on a GPU, where the next call of a CUDA graph writes over results.
+        end = begin + 1 + sum([max(n - 1, 0) * step for n, step in zip(shape, strides, strict=True)])
+        out = x.new_empty(0).set_(x.new_empty(end).untyped_storage(), begin, shape, strides)
+        return out.copy_(x[tuple([slice(n) for n in shape])])
 
     def count(self, real: dict[Expr, int], found: Fixed) -> None:
         """Count packed elements, and filling."""

@@ -28,20 +28,15 @@ RULES: dict[str, Rule] = {}  # by name of an operator, with or without its overl
 # Results have the numbers of their operands, in other places or of other dtypes, and sizes are those of the bucket.
 IN_PLACE = (
     "alias", "clone", "detach", "_to_copy", "permute", "transpose", "t", "unsqueeze", "squeeze", "contiguous", "copy",
-    "lift_fresh_copy", "full_like", "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "bernoulli",
-    "native_dropout", "full", "zeros", "ones", "empty", "rand", "randn", "empty_strided", "empty_permuted", "new_zeros",
-    "new_ones", "new_full", "new_empty", "tril", "triu", "scalar_tensor", "fill", "_conj", "resolve_conj",
-    "view_as_real", "view_as_complex", "complex", "polar",
+    "lift_fresh_copy", "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "bernoulli",
+    "native_dropout", "zeros", "ones", "empty", "rand", "randn", "empty_strided", "empty_permuted", "new_zeros",
+    "new_ones", "new_full", "new_empty", "tril", "triu", "fill", "resolve_conj",
+    "view_as_real", "view_as_complex", "complex", "polar", "exponential", "new_empty_strided", "randint_like",
 )  # fmt: skip
 # Operators of our own on packed tensors and offsets, which read each row for itself and no filling.
-BY_ROW = (
-    "varlen_attention", "varlen_attention_backward", "cached_attention", "conv_rows", "conv_rows_input",
-    "conv_rows_weight",
-)  # fmt: skip
+BY_ROW = ("varlen_attention", "varlen_attention_backward", "cached_attention")
 # Checks of sizes, which hold of the real ones: guards and the trace have asked them.
-CHECKS = (
-    "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata",
-)  # fmt: skip
+CHECKS = ("_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata")
 WHOLE = ("SymInt", "int")
 ON_TENSORS: dict[Any, Callable[..., Any]] = {  # functions of sizes, of real numbers
     torch.sym_sum: sum, torch.sym_max: larger, torch.sym_min: smaller, torch.sym_float: lambda n: n.double(),

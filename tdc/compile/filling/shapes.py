@@ -16,7 +16,7 @@ from tdc.compile.filling.values import Expr, Filled, Node, Size, evaluate, expre
 aten: Any = torch.ops.aten
 
 
-@rule("view", "_unsafe_view", "reshape", "unflatten")
+@rule("view.default", "_unsafe_view", "reshape", "unflatten")
 def view(g: Graph, node: Node, x: Filled, *sizes: Any) -> Tensor:
     """A view: filling stays behind where a filled dim comes first among the dims that are merged or split; otherwise
     real elements are gathered."""
@@ -78,6 +78,23 @@ def conj(g: Graph, node: Node, x: Filled) -> Tensor:
 def expand(g: Graph, node: Node, x: Filled, *_: Any, **__: Any) -> Tensor:
     """A view of repeated elements."""
     return x.x.expand(g.shape(node.meta["val"]))
+
+
+@rule("view.dtype")
+def view_as(g: Graph, node: Node, x: Filled, dtype: torch.dtype) -> Tensor:
+    """The same memory as numbers of another kind."""
+    if x.x.ndim - 1 in x.dims and dtype.itemsize != x.x.dtype.itemsize:
+        raise refuse(f"{node.target} of numbers of another width")
+    return x.x.view(dtype)
+
+
+@rule("repeat")
+def repeat(g: Graph, node: Node, x: Filled, times: Sequence[Any]) -> Tensor:
+    """Copies along dims without filling."""
+    front = len(times) - x.x.ndim
+    if any([times[front + d] != 1 for d in x.dims]):
+        raise refuse(f"{node.target} along a dim that varies")
+    return x.x.repeat([n.full if isinstance(n, Size) else n for n in times])
 
 
 @rule("slice")
@@ -152,7 +169,7 @@ def flip(g: Graph, node: Node, x: Filled, dims: Sequence[int]) -> Tensor:
     return out
 
 
-@rule("repeat", "split_with_sizes", "unbind", "as_strided", "diagonal", "roll", "unfold", "pixel_shuffle")
+@rule("split_with_sizes", "unbind", "as_strided", "diagonal", "roll", "unfold", "pixel_shuffle")
 def refused(g: Graph, node: Node, *_: Any, **__: Any) -> Any:
     """Not where something is filled."""
     raise refuse(str(node.target))

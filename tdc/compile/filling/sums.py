@@ -36,7 +36,7 @@ IDENTITIES: dict[str, Any] = {
     "amax": lowest, "amin": highest, "max": lowest, "min": highest, "argmax": lowest, "argmin": highest,
     "logsumexp": lowest, "count_nonzero": lambda dtype: 0, "_softmax": lowest, "_log_softmax": lowest,
     "cumsum": lambda dtype: 0, "cumprod": lambda dtype: 1, "cummax": lowest, "cummin": highest,
-    "linalg_vector_norm": lambda dtype: 0, "nansum": lambda dtype: 0,
+    "linalg_vector_norm": lambda dtype: 0, "nansum": lambda dtype: 0, "logcumsumexp": lowest,
 }  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def product(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Tensor:
 
 
 BY_EXAMPLE = (
-    "convolution", "im2col", "col2im", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d",
+    "im2col", "col2im", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d",
     "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
     "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
@@ -164,6 +164,40 @@ BY_EXAMPLE = (
     "replication_pad1d", "replication_pad2d", "replication_pad3d", "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
 )  # fmt: skip
+
+
+MATRICES = (
+    "linalg_inv_ex", "linalg_cholesky_ex", "cholesky_inverse", "linalg_qr", "_linalg_det", "_linalg_slogdet",
+    "linalg_lu", "linalg_lu_factor_ex", "_linalg_eigh", "linalg_eig", "_linalg_svd", "linalg_matrix_exp",
+    "linalg_ldl_factor_ex", "linalg_householder_product", "lu_unpack", "_linalg_solve_ex", "linalg_solve_triangular",
+    "cholesky_solve", "linalg_lu_solve", "linalg_ldl_solve", "ormqr", "_linalg_check_errors", "triangular_solve",
+)  # fmt: skip
+
+
+@rule(*MATRICES)
+def by_matrix(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """An operation on the matrices of the last two dims."""
+    inside = any([d >= x.x.ndim - 2 for x in [*args, *kwargs.values()] if isinstance(x, Filled) for d in x.dims])
+    if inside:
+        raise refuse(str(node.target))
+    return node.target(*bare(args), **bare(kwargs))
+
+
+@rule("convolution", "convolution_backward")
+def convolution(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """A convolution: filling is zero, as padding at the end of a plane is."""
+    if any([isinstance(x, Size) or (isinstance(x, Filled) and 1 in x.dims) for x in args]):
+        raise refuse(str(node.target))
+    return node.target(*[g.masked(x, 0) if isinstance(x, Filled) else x for x in args], **bare(kwargs))
+
+
+@rule("kthvalue", "mode", "median", "nanmedian")
+def in_order(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
+    """Elements by their order, along a dim without filling."""
+    dim = named(node, args, kwargs).get("dim", -1 if "kthvalue" in str(node.target) or args else None)
+    if dim is None or dim % x.x.ndim in x.dims:
+        raise refuse(str(node.target))
+    return node.target(x.x, *args, **kwargs)
 
 
 @rule(*BY_EXAMPLE, *[f"{name}_backward" for name in BY_EXAMPLE])
