@@ -138,7 +138,7 @@ class counted:
         own = Counts(self.name, len(set(frames)), self._breaks, len(frames), self._kernels, self._seconds)
         if found is None:
             return own
-        filling = found.full / max(found.real, 1) - 1
+        filling = found.full / found.real - 1 if found.real else 0.0
         return replace(own, kernels=found.kernels, buckets=len(found.recorded), filling=filling)
 
 

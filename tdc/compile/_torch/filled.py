@@ -13,7 +13,7 @@ from tdc.core.errors import refusing
 from tdc.core.private import find, optional
 
 FEATURE, LOST = "filled graphs", "buckets= of compiled functions and steps"
-SIZE_OF = re.compile(r"(\w+)\.size\(\)\[\d+\]$")  # of a source, such as "L['x']._values.size()[0]"
+SIZE_OF = re.compile(r"(\w+)\.size\(\)\[(\d+)\]$")  # of a source, such as "L['x']._values.size()[0]"
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -58,20 +58,20 @@ def is_of_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
-def no_owners(size: Any) -> list[tuple[str, Any]]:
+def no_owners(size: Any) -> list[tuple[str, int, Any]]:
     """No attributes, where sources are not to be had."""
     return []
 
 
 @optional("sources of sizes", lost="filling: each size is a graph of its own", instead=no_owners)
-def owners_of(size: Any) -> list[tuple[str, Any]]:
-    """Attributes of arguments that have a symbol among their sizes, such as "offsets", and that size."""
+def owners_of(size: Any) -> list[tuple[str, int, Any]]:
+    """Attributes of arguments that have a symbol among their sizes, such as "offsets", the dim, and that size."""
     env: Any = size.node.shape_env
     (symbol,) = size.node.expr.free_symbols
     others = [(old, new) for old, new in env.replacements.items() if symbol in getattr(new, "free_symbols", ())]
-    found = list[tuple[str, Any]]()
+    found = list[tuple[str, int, Any]]()
     for old, new in [(symbol, symbol), *others]:
         for source in env.var_to_sources.get(old, []):
             match = SIZE_OF.search(source.name if isinstance(source.name, str) else source.name())
-            found += [(match[1], new)] if match else []
+            found += [(match[1], int(match[2]), new)] if match else []
     return found

@@ -26,9 +26,9 @@ from tdc.compile.filling.sizes import Buckets, Fixed
 from tdc.compile.filling.values import Expr, evaluate, expression, refuse
 
 logger = logging.getLogger("tdc")
-KINDS = {  # by field of a NestedTensor, and what its size has beyond the symbol
+KINDS = {  # by field of a ragged batch, and what its size has beyond the symbol
     ("offsets", 0): "ends", ("offsets", 1): "rows", ("shapes", 0): "rows", ("_values", 0): "totals",
-    ("extent", 0): "lengths",
+    ("extent", 0): "lengths", ("_lengths", 0): "rows", ("_data", 0): "lengths",
 }  # fmt: skip
 Inner = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -69,6 +69,7 @@ class Program:
                 if getattr(expr, "is_Symbol", False):
                     self.places.setdefault(expr, (i, d))
                     self.kinds[expr] = kind_of(expr, owners_of(n))
+        self.device = next((val.device for val in self.inputs if varies(val)), torch.device("cpu"))
         self.graphs: list[tuple[Fixed, Callable[..., Any]]] = []
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -79,7 +80,7 @@ class Program:
             args.clear()
             given = [x for x in tensors if x is not None]
             del tensors
-            outs = run(numbers_of(found, real, given), *given)
+            outs = run(self.numbers(found, real), *given)
             self.count(real, found)
             return [self.cut(x, val, real) for x, val in zip(outs, self.outputs, strict=True)]
 
@@ -99,7 +100,7 @@ class Program:
         present = [x for x in example if x is not None]
         if any([x is None and isinstance(val, Tensor) for x, val in zip(example, given, strict=True)]):
             raise refuse("an operation with an effect, such as a check of torch.linalg")
-        numbers = numbers_of(wanted, wanted.sizes, present)
+        numbers = self.numbers(wanted, wanted.sizes)
 
         def run(numbers: Tensor, *tensors: Tensor) -> list[Any]:
             real, rest = dict(zip(filled, numbers.unbind(), strict=False)), iter(tensors)
@@ -114,11 +115,16 @@ class Program:
         logger.info("tdc: %s: graph %d for sizes %s", self.filling.name, len(self.filling.recorded), named)
         return found
 
+    def numbers(self, fixed: Fixed, real: dict[Expr, int]) -> Tensor:
+        """Real sizes of what is filled, on the device of what varies."""
+        found = torch.tensor([real[expr] for expr in fixed.filled], dtype=torch.int64)
+        return found.to(self.device, non_blocking=True)
+
     def filled(self, x: Any, val: Any, sizes: dict[Expr, int]) -> Tensor | None:
         """A tensor filled up to the sizes of a graph, by its last entry; None of a number."""
         if not isinstance(x, Tensor):
             return None
-        shape = [evaluate(expression(n), sizes) for n in val.shape]
+        shape = [evaluate(expression(n), sizes) for n in val.shape] if varies(val) else x.shape
         if tuple(shape) == tuple(x.shape):
             return x
         if x.numel() == 0:
@@ -136,6 +142,8 @@ class Program:
             return evaluate(expression(val), real)
         if not isinstance(val, Tensor):
             return val
+        if not varies(val) and not x.is_cuda:
+            return x
         shape, strides = [[evaluate(expression(n), real) for n in sizes] for sizes in (val.shape, val.stride())]
         x, begin = x.resolve_conj().resolve_neg(), evaluate(expression(val.storage_offset()), real)
         if not x.is_cuda and (list(x.stride()), x.storage_offset()) == (strides, begin):
@@ -153,13 +161,12 @@ class Program:
                 self.filling.full += found.sizes[expr]
 
 
-def numbers_of(fixed: Fixed, real: dict[Expr, int], tensors: Sequence[Tensor]) -> Tensor:
-    """Real sizes of what is filled, on the device of a graph."""
-    device = next((x.device for x in tensors), torch.device("cpu"))
-    return torch.tensor([real[expr] for expr in fixed.filled], dtype=torch.int64).to(device, non_blocking=True)
+def varies(val: Any) -> bool:
+    """True for a traced tensor whose sizes are not all numbers."""
+    return isinstance(val, Tensor) and any([not isinstance(n, int) for n in val.shape])
 
 
-def kind_of(symbol: Expr, owners: Sequence[tuple[str, Expr]]) -> str:
+def kind_of(symbol: Expr, owners: Sequence[tuple[str, int, Expr]]) -> str:
     """Kind of a symbol by the fields of ragged batches that have it as a size; empty for any other."""
-    found = {KINDS.get((name, size - symbol), "") for name, size in owners}
+    found = {KINDS.get((name, size - symbol), "") for name, dim, size in owners if (name, dim) != ("_data", 0)}
     return found.pop() if len(found) == 1 else ""

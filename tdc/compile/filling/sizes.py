@@ -22,8 +22,8 @@ class Buckets:
         totals: sizes for the packed elements of a NestedTensor. By default each is at most an eighth larger than the
             one before.
         lengths: sizes for `max_length`, which padding follows. By default powers of two.
-        most: number of graphs. A further batch takes a larger graph that is there; if there is none, one more graph is
-            recorded, whose rows are filled, too.
+        most: number of graphs. The last one has room for other numbers of rows and for larger batches; after it a batch
+            takes a larger graph that is there, and only one that no graph holds records another.
 
     Raises:
         DtypeError: sizes that are no ints.
@@ -59,9 +59,10 @@ class Buckets:
         """Sizes for a batch: of the known ones that hold it those with the least filling, or smaller new ones."""
         holding = [fixed for fixed in known if fixed.holds(real)]
         best = min(holding, key=Fixed.total, default=None)
-        if best is not None and len(known) >= self.most:
+        last = len(known) >= self.most - 1
+        if best is not None and last:
             return best
-        new = self.rounded(real, kinds, len(known) >= self.most)
+        new = self.rounded(real, kinds, last)
         return new if best is None or new.total() < best.total() else best
 
     def rounded(self, real: Mapping[Expr, int], kinds: Mapping[Expr, str], every: bool) -> Fixed:
