@@ -112,7 +112,7 @@ def test_steps_are_those_without_filling(loss: Any):
         assert_close(b, a, rtol=1e-5, atol=1e-5)
         assert_close(judge(b, batch), expected(a, batch), rtol=1e-5, atol=1e-5)
     assert (step.counts.compiles, judge.counts.compiles) == (1, 1)
-    assert step.counts.buckets == 4
+    assert step.counts.buckets in (4, 5)  # torch 2.11 has one more size
 
 
 @pytest.mark.slow  # Inductor
