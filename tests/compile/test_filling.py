@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import tdc
 from tdc.compile import Buckets, buckets, counted, train_step
+from tdc.compile.filling.program import Program
 from tdc.core.errors import TdcError, UnsupportedError
 from tdc.core.rules import Rule
 from tdc.ops import RULES
@@ -77,13 +78,42 @@ FUNCTIONS: tuple[Any, ...] = (
     lambda x: torch.cat([x, x * 2], 1), lambda x: x.values.T @ x.values, lambda x: torch.cat([x, x]).sum(),
     lambda x: x.sort(1).values, lambda x: x.values.sort(0).values, lambda x: x.values[-1], lambda x: x.values[2:],
     lambda x: x.values.view(-1), lambda x: x - x.mean(1, keepdim=True), lambda x: x.values.T.reshape(-1),
+    lambda x: torch.zeros(99, 4).index_put((-1 - torch.arange(len(x.values)),), x.values),
+    lambda x: torch.zeros(9, dtype=torch.bool).index_put((classes(x) - 9,), x.values[:, 0] > 0, accumulate=True),
+    lambda x: torch.zeros(50, 5).scatter(1, classes(x)[:, None] % 5, 1.0),
+    lambda x: torch.zeros(50, 5).scatter(1, classes(x)[:, None] % 5, x.values),
+    lambda x: torch.zeros(38, 5).scatter_add(1, classes(x)[:, None] % 5, x.values),
+    lambda x: torch.complex(x.values, 2 * x.values).var(0), lambda x: torch.var_mean(x.values, -1),
 )  # fmt: skip
 
 
+def classes(x: Any) -> Tensor:
+    """Numbers below 9 by element."""
+    return (x.values[:, 0] * 1000).long() % 9
+
+
 def test_functions():
-    batches = [ragged(*lengths) for lengths in ((3, 17, 2), (9, 4, 19), (3, 1, 33))]
+    batches = [ragged(*lengths) for lengths in ((3, 17, 2), (9, 4, 20), (3, 1, 31))]
     run = compared(lambda x: tuple([fn(x) for fn in FUNCTIONS]), *batches)
-    assert (run.counts.compiles, run.counts.buckets) == (1, 3)
+    assert (run.counts.compiles, run.counts.buckets) == (1, 2)
+
+
+def test_no_result_reads_what_stands_in_filling(monkeypatch: pytest.MonkeyPatch):
+    fill = Program.filled
+
+    def poisoned(self: Program, x: Any, val: Any, sizes: Any) -> Any:
+        found = fill(self, x, val, sizes)
+        if found is None or found is x or not found.is_floating_point():
+            return found
+        out = torch.full_like(found, float("nan"))
+        out[tuple([slice(n) for n in x.shape])] = x
+        return out
+
+    monkeypatch.setattr(Program, "filled", poisoned)
+    batches = [ragged(*lengths) for lengths in ((3, 17, 2), (9, 4, 1, 19), (3, 1, 33))]
+    given = Buckets(rows=(8,), totals=(64,), lengths=(40,))
+    run = compared(lambda x: tuple([fn(x) for fn in FUNCTIONS]), *batches, buckets=given)
+    assert (run.counts.compiles, run.counts.buckets) == (1, 1)
 
 
 def test_gradients_outside_of_the_graph():

@@ -14,17 +14,16 @@ from torch import Tensor
 
 from tdc.compile.filling.run import Graph, bare, rule
 from tdc.compile.filling.sums import IDENTITIES
-from tdc.compile.filling.values import Filled, Node, refuse
+from tdc.compile.filling.values import Filled, Node, Size, refuse
 
 aten: Any = torch.ops.aten
 
 
 def positions(g: Graph, index: Filled, x: Filled, dim: int) -> Tensor:
     """An index into a dim: 0 in filling, and negative ones counted from the real end."""
-    found = g.masked(index, 0)
-    if dim % max(x.x.ndim, 1) in x.dims:
-        found = torch.where(found < 0, found + g.number_of(x.sizes[dim % x.x.ndim]), found)
-    return found
+    found, d = g.masked(index, 0), dim % max(x.x.ndim, 1)
+    size = g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d] if x.x.ndim else 1
+    return torch.where(found < 0, found + size, found)
 
 
 @rule("index_select", "gather")
@@ -71,7 +70,7 @@ def index_put(g: Graph, node: Node, x: Filled, at: Sequence[Any], values: Filled
     mask = all_of(masks).expand(shape)
     if accumulate:
         kept = mask.reshape(*shape, *[1] * (put.ndim - len(shape)))
-        out = aten.index_put(moved, index, torch.where(kept, put, 0), True)
+        out = aten.index_put(moved, index, torch.where(kept, put, torch.zeros_like(put)), True)
     else:
         more = torch.cat([moved, moved.new_zeros(1, *moved.shape[1:])])
         out = aten.index_put(more, [torch.where(mask, index[0], moved.shape[0]), *index[1:]], put)[:-1]
@@ -93,6 +92,14 @@ def index_add(g: Graph, node: Node, x: Filled, dim: int, index: Filled, source: 
     return aten.index_add(x.x, dim, positions(g, index, x, dim), g.masked(added, 0), **kwargs)
 
 
+def within(x: Filled, dim: int, *parts: Tensor) -> list[Tensor]:
+    """An index, and what belongs to it, cut to the sizes of a tensor in all dims but one: behind them is filling."""
+    for d, n in enumerate(x.x.shape):
+        if d != dim % max(x.x.ndim, 1):
+            parts = tuple([part.narrow(d, 0, min(part.shape[d], n)) for part in parts])
+    return list(parts)
+
+
 @rule("scatter_add", "scatter_reduce")
 def scatter_reduce(
     g: Graph, node: Node, x: Filled, dim: int, index: Filled, src: Filled, *how: Any, **kw: Any
@@ -103,24 +110,29 @@ def scatter_reduce(
         raise refuse(f"{node.target} as {name} without the elements that are there")
     identity = IDENTITIES[name](src.x.dtype)
     put = g.masked(Filled(src.x, index.sizes if len(index.sizes) == src.x.ndim else src.sizes), identity)
-    return node.target(x.x, dim, positions(g, index, x, dim), put, *how, **kw)
+    return node.target(x.x, dim, *within(x, dim, positions(g, index, x, dim), put), *how, **kw)
 
 
 @rule("scatter.src", "scatter.value")
 def scatter(g: Graph, node: Node, x: Filled, dim: int, index: Filled, src: Any) -> Tensor:
     """Elements written at positions along a dim."""
-    d, at = dim % x.x.ndim, positions(g, index, x, dim)
-    mask = g.mask(index, (d,))
+    if isinstance(src, Size):
+        raise refuse(f"{node.target} of a number that varies")
+    d, at, mask = dim % max(x.x.ndim, 1), positions(g, index, x, dim), g.mask(index)
+    parts = [at if mask is None else torch.where(mask, at, x.x.shape[d]), *([src.x] if isinstance(src, Filled) else [])]
+    at, *put = within(x, d, *parts)
     if mask is None:
-        return aten.scatter(x.x, d, at, bare(src))
+        return aten.scatter(x.x, d, at, *(put or [src]))
     more = torch.cat([x.x, x.x.narrow(d, 0, 1)], d)
-    return aten.scatter(more, d, torch.where(mask, at, x.x.shape[d]), bare(src)).narrow(d, 0, x.x.shape[d])
+    return aten.scatter(more, d, at, *(put or [src])).narrow(d, 0, x.x.shape[d])
 
 
 @rule("searchsorted", "bucketize")
 def searchsorted(g: Graph, node: Node, first: Filled, second: Any, **kwargs: Any) -> Tensor:
     """Places among sorted numbers, the real ones."""
     target: Any = node.target
+    if isinstance(first, Size) or isinstance(second, Size) or isinstance(kwargs.get("sorter"), Filled):
+        raise refuse(f"{target} of a number that varies, or by a sorter")
     sorted_first = "searchsorted" in str(target)
     table, asked = (first, second) if sorted_first else (second, first)
     last = table.x.ndim - 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdc.compile._torch.filled import operator_of
 from tdc.compile.filling.run import Graph, bare, rule
-from tdc.compile.filling.values import Filled, Node, Size, refuse
+from tdc.compile.filling.values import Filled, Node, Size, larger, refuse
 
 aten: Any = torch.ops.aten
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -87,8 +87,8 @@ def var(g: Graph, node: Node, x: Filled, dim: Any = None, *, correction: Any = 1
     dims, own = reduced(x, dim), x.x.dtype
     values, count = x.x.to(WIDE.get(own, own)), count_of(g, x, dims)
     middle = g.masked(Filled(values, x.sizes), 0).sum(dims, True) / count
-    squares = g.masked(Filled((values - middle).square(), x.sizes), 0).sum(dims, keepdim)
-    found = (squares / (count - (1 if correction is None else correction)).clamp(min=0)).to(own)
+    squares = g.masked(Filled((values - middle).abs().square(), x.sizes), 0).sum(dims, keepdim)
+    found = (squares / larger(count - (1 if correction is None else correction), 0)).to(own.to_real())
     if "var_mean" not in str(node.target):
         return found
     return found, (middle if keepdim else middle.squeeze(dims)).to(own)
