@@ -68,10 +68,10 @@ def groups(given: Sequence[Expr], made: Sequence[Expr]) -> list[tuple[list[int],
     return found
 
 
-@rule("_conj")
+@rule("_conj", "_neg_view")
 def conj(g: Graph, node: Node, x: Filled) -> Tensor:
-    """Conjugate numbers, not a mark that says so."""
-    return torch.conj_physical(x.x)
+    """Conjugate, or negative, numbers, not a mark that says so."""
+    return torch.conj_physical(x.x) if "conj" in str(node.target) else x.x.neg()
 
 
 @rule("expand")
@@ -90,11 +90,14 @@ def view_as(g: Graph, node: Node, x: Filled, dtype: torch.dtype) -> Tensor:
 
 @rule("repeat")
 def repeat(g: Graph, node: Node, x: Filled, times: Sequence[Any]) -> Tensor:
-    """Copies along dims without filling."""
-    front = len(times) - x.x.ndim
-    if any([times[front + d] != 1 for d in x.dims]):
-        raise refuse(f"{node.target} along a dim that varies")
-    return x.x.repeat([n.full if isinstance(n, Size) else n for n in times])
+    """Copies; along a filled dim the real elements of all come first."""
+    given = [n.full if isinstance(n, Size) else n for n in times]
+    for d in x.dims:
+        at = len(times) - x.x.ndim + d
+        if isinstance(times[at], Size) or given[at] < 1:
+            raise refuse(f"{node.target} along a dim that varies")
+        x, given[at] = Filled(cat(g, node, [x] * given[at], d), x.sizes), 1
+    return x.x.repeat(given)
 
 
 @rule("slice")
@@ -102,13 +105,17 @@ def cut(g: Graph, node: Node, x: Filled, dim: int = 0, start: Any = None, end: A
     """A slice: from a fixed start as it is, else of the real positions counted from the real end."""
     val = node.meta["val"]
     d, count = dim % val.ndim, g.size(val.shape[dim])
-    real_size = x.x.shape[d] if x.sizes[d] is None else g.number_of(x.sizes[d])
     start = 0 if start is None else start
     if isinstance(start, int) and start >= 0:
         return aten.slice(x.x, d, start, start + (count - 1) * step + 1 if count else start, step)
-    first = start.real if isinstance(start, Size) else start
-    first = torch.where(torch.as_tensor(first, device=x.x.device) < 0, first + real_size, first).clamp(min=0)
-    return g.at(x, d, first + step * torch.arange(count, device=x.x.device))
+    return g.at(x, d, begin_of(g, x, d, start) + step * torch.arange(count, device=x.x.device))
+
+
+def begin_of(g: Graph, x: Filled, d: int, start: Any) -> Tensor:
+    """Where a slice begins, counted from the real end if it is negative."""
+    real = x.x.shape[d] if x.sizes[d] is None else g.number_of(x.sizes[d])
+    first = torch.as_tensor(start.real if isinstance(start, Size) else start or 0, device=x.x.device)
+    return torch.where(first < 0, first + real, first).clamp(min=0)
 
 
 @rule("select")
@@ -143,14 +150,12 @@ def cat(g: Graph, node: Node, xs: Sequence[Filled], dim: int = 0) -> Tensor:
 @rule("constant_pad_nd")
 def pad(g: Graph, node: Node, x: Filled, widths: Sequence[Any], value: Any = 0) -> Tensor:
     """Padded tensors: behind real elements the value begins at once."""
-    if any([not isinstance(n, int) for n in widths]):
+    if any([isinstance(n, Size) for n in [*widths[::2], value]]):
         raise refuse(f"{node.target} of widths that vary")
-    out = aten.constant_pad_nd(x.x, list(widths), value)
+    out = aten.constant_pad_nd(x.x, [n.full if isinstance(n, Size) else n for n in widths], value)
     for k in range(len(widths) // 2):
         d = x.x.ndim - 1 - k
         if d in x.dims:
-            if widths[2 * k] < 0:
-                raise refuse(f"{node.target} that cuts off from the front")
             ends = g.number_of(x.sizes[d]) + widths[2 * k]
             inside = torch.arange(out.shape[d], device=out.device) < ends
             out = torch.where(inside.view(-1, *[1] * k), out, value)
@@ -169,23 +174,36 @@ def flip(g: Graph, node: Node, x: Filled, dims: Sequence[int]) -> Tensor:
     return out
 
 
-@rule("split_with_sizes", "unbind", "as_strided", "diagonal", "roll", "unfold", "pixel_shuffle")
-def refused(g: Graph, node: Node, *_: Any, **__: Any) -> Any:
-    """Not where something is filled."""
-    raise refuse(str(node.target))
+@rule("split_with_sizes")
+def split(g: Graph, node: Node, x: Filled, sizes: Sequence[Any], dim: int = 0) -> Any:
+    """Pieces of a dim, one behind the other."""
+    d = dim % x.x.ndim
+    if d not in x.dims:
+        return x.x.split_with_sizes(list(sizes), d)
+    full = [n.full if isinstance(n, Size) else n for n in sizes]
+    begins = accumulate([n.real if isinstance(n, Size) else n for n in sizes], initial=0)
+    return [g.at(x, d, torch.arange(n, device=g.device) + begin) for n, begin in zip(full, begins, strict=False)]
 
 
-@rule("arange", "iota")
-def arange(g: Graph, node: Node, *_: Any, **kwargs: Any) -> Tensor:
-    """Numbers in order from a fixed start: filling goes on with them."""
-    given: Any = node.args
+@rule("diagonal", "unfold")
+def windows(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Tensor:
+    """Diagonals and windows: those of real elements come first."""
+    if any([isinstance(n, Size) for n in [*args, *kwargs.values()]]):
+        raise refuse(f"{node.target} of a number that varies")
+    return node.target(x.x, *args, **kwargs)
+
+
+@rule("arange")
+def arange(g: Graph, node: Node, *given: Any, **_: Any) -> Tensor:
+    """Numbers in order: filling goes on with them."""
     start, step = (0, 1) if len(given) == 1 else (given[0], given[2] if len(given) > 2 else 1)
-    if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
-        raise refuse(f"{node.target} from a start that varies")
+    if not isinstance(step, (int, float)):
+        raise refuse(f"{node.target} of steps that vary")
+    start = start.real if isinstance(start, Size) else start
     val = node.meta["val"]
     count = g.size(val.shape[0])
     out = torch.arange(count, dtype=val.dtype, device=val.device)
-    return out if (start, step) == (0, 1) else out * step + start
+    return (out * step + start).to(val.dtype)
 
 
 @rule("scalar_tensor", "full", "full_like")
@@ -201,14 +219,15 @@ def put_slice(
     g: Graph, node: Node, x: Filled, src: Filled, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Tensor:
     """A tensor with a slice replaced; the filling of the slice replaces nothing."""
-    d, start = dim % x.x.ndim, 0 if start is None else start
-    if not isinstance(start, int) or start < 0:
-        raise refuse(f"{node.target} from a start that varies")
-    count = src.x.shape[d]
-    end = start + (count - 1) * step + 1 if count else start
-    kept, mask = aten.slice(x.x, d, start, end, step), g.mask(src, (d,))
-    put = src.x if mask is None else torch.where(mask, src.x, kept)
-    return aten.slice_scatter(x.x, put, d, start, end, step)
+    d = dim % x.x.ndim
+    size, count = x.x.shape[d], src.x.shape[d]
+    if not count:
+        return x.x
+    behind = torch.arange(size, device=x.x.device) - begin_of(g, x, d, start)
+    real = g.number_of(src.sizes[d]) if d in src.dims else count
+    inside = (behind >= 0) & (behind % step == 0) & (behind // step < real)
+    put = g.at(Filled(src.x.to(x.x.dtype), src.sizes), d, behind // step)
+    return torch.where(inside.view(-1, *[1] * (x.x.ndim - 1 - d)), put, x.x)
 
 
 @rule("sym_size")

@@ -66,6 +66,12 @@ def count_of(g: Graph, x: Filled, dims: Sequence[int]) -> Any:
     return math.prod([g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d] for d in dims])
 
 
+@rule("sym_numel")
+def numel(g: Graph, node: Node, x: Filled) -> Any:
+    """The number of elements."""
+    return Size(x.x.numel(), count_of(g, x, range(x.x.ndim)))
+
+
 def reduced(x: Filled, dim: Any) -> list[int]:
     """Dims that are reduced, all of them by default."""
     dims = [dim] if isinstance(dim, int) else dim
