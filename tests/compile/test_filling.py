@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -86,7 +87,12 @@ FUNCTIONS: tuple[Any, ...] = (
     lambda x: torch.complex(x.values, 2 * x.values).var(0), lambda x: torch.var_mean(x.values, -1),
     lambda x: x.values.chunk(2, -1), lambda x: x.values.chunk(2), lambda x: (x.values @ x.values.T).trace(),
     lambda x: x.values.unfold(0, 3, 2), lambda x: torch.arange(len(x.values) - 1, -1, -1),
-    lambda x: x.values.tile(2, 1).cumsum(0), lambda x: F.pad(x.values, (0, 0, -2, 3), value=2.0),
+    lambda x: torch.arange(100).clamp(0, len(x.values) - 1), lambda x: x.values[: math.ceil(len(x.values) / 2)],
+    lambda x: x.values[: int(len(x.values) / 3)], lambda x: torch.arange(0, len(x.values), 0.5),
+    lambda x: F.pad(x.values.T[None], (2, 2), mode="replicate"), lambda x: F.instance_norm(x.values.T[None]),
+    lambda x: F.batch_norm(x.values, None, None, training=True), lambda x: torch.fft.fft(x.values, dim=1),
+    lambda x: torch.cdist(x.values, x.values, 1.0), lambda x: x.values.tile(2, 1).cumsum(0),
+    lambda x: x.values.sum(0) * len(x.values) ** -0.5, lambda x: F.pad(x.values, (0, 0, -2, 3), value=2.0),
     lambda x: F.pad(x.values, (0, 0, 1, 60 - len(x.values))),
     lambda x: F.pad(x.values.T[None], (2, 2), mode="circular"),
     lambda x: torch.complex(x.values, 2 * x.values).conj().imag, lambda x: assigned(x.values.clone()),
@@ -193,7 +199,8 @@ def test_sizes_by_name():
 
 @pytest.mark.parametrize(("fn", "words"), [
     (lambda x: x[:, 1:].sum(1), "aten.repeat_interleave"), (lambda x: x.values.nonzero(), "aten.nonzero"),
-    (lambda x: x.values.as_strided((2,), (1,)), "aten."),
+    (lambda x: x.values.as_strided((2,), (1,)), "aten."), (lambda x: x.values.add(1, alpha=len(x.values)), "aten.add"),
+    (lambda x: x.values.mode(0), "aten.mode"),
 ])  # fmt: skip
 def test_what_is_refused(fn: Any, words: str):
     run = counted(fn, backend="eager", buckets="auto")

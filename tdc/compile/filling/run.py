@@ -10,6 +10,7 @@ Invariant: along each filled dim the real elements come first, as many as the ex
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -20,7 +21,20 @@ from torch import Tensor
 from torch.fx.node import map_arg
 
 from tdc.compile._torch.filled import is_of_higher_order, operator_of
-from tdc.compile.filling.values import Expr, Filled, Node, Size, evaluate, expression, larger, refuse, smaller
+from tdc.compile.filling.values import (
+    Expr,
+    Filled,
+    Node,
+    Size,
+    evaluate,
+    expression,
+    larger,
+    power,
+    real,
+    refuse,
+    smaller,
+    whole,
+)  # fmt: skip
 from tdc.core import pytree
 
 Rule = Callable[..., Any]
@@ -39,8 +53,9 @@ BY_ROW = ("varlen_attention", "varlen_attention_backward", "cached_attention")
 CHECKS = ("_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata")
 WHOLE = ("SymInt", "int")
 ON_TENSORS: dict[Any, Callable[..., Any]] = {  # functions of sizes, of real numbers
-    torch.sym_sum: sum, torch.sym_max: larger, torch.sym_min: smaller, torch.sym_float: lambda n: n.double(),
-    operator.truediv: lambda a, b: (a.double() if isinstance(a, Tensor) else a) / b,
+    torch.sym_sum: sum, torch.sym_max: larger, torch.sym_min: smaller, torch.sym_float: real,
+    operator.truediv: lambda a, b: real(a) / b, operator.pow: power,
+    math.trunc: whole("trunc"), math.ceil: whole("ceil"), math.floor: whole("floor"),
 }  # fmt: skip
 
 
@@ -121,7 +136,12 @@ class Graph:
         given = [chosen(x, kind) for x, kind in zip(args, types.values(), strict=False)]
         rest = {name: chosen(x, types[name]) for name, x in kwargs.items()}
         has_tensor = any([isinstance(x, Size) for x in values_in(args, kwargs)])
-        out = (target.overloadpacket if has_tensor else target)(*given, **rest)
+        try:
+            out = (target.overloadpacket if has_tensor else target)(*given, **rest)
+        except (RuntimeError, TypeError) as error:
+            if has_tensor:
+                raise refuse(f"{target} of a number that varies") from error
+            raise
         return self.wrap(node.meta.get("val"), out)
 
     def wrap(self, val: Any, out: Any) -> Any:

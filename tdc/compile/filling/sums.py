@@ -100,17 +100,19 @@ def var(g: Graph, node: Node, x: Filled, dim: Any = None, *, correction: Any = 1
     return found, (middle if keepdim else middle.squeeze(dims)).to(own)
 
 
-@rule("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training")
-def batch_norm(
-    g: Graph, node: Node, x: Filled, weight: Any, bias: Any, running_mean: Filled, running_var: Filled,
-    training: Any, momentum: Any, eps: Any = None,
-) -> Any:  # fmt: skip
+@rule("_native_batch_norm_legit_no_training")
+def trained_norm(g: Graph, node: Node, x: Filled, *args: Any) -> Any:
+    """Batch norm by statistics that are given."""
+    return node.target(x.x, *bare(args))
+
+
+@rule("_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats")
+def batch_norm(g: Graph, node: Node, x: Filled, weight: Any, bias: Any, *args: Any) -> Any:
     """Batch norm with the statistics of real positions."""
-    given = bare((weight, bias, running_mean, running_var))
-    if "no_training" in str(node.target):
-        return node.target(x.x, *given, training, momentum)
+    *running, training, momentum, eps = bare(args)
+    weight, bias = bare((weight, bias))
     if not training:
-        return node.target(x.x, *given, training, momentum, eps)
+        return node.target(x.x, weight, bias, *running, training, momentum, eps)
     dims = [d for d in range(x.x.ndim) if d != 1]
     values, count = x.x.to(WIDE.get(x.x.dtype, x.x.dtype)), count_of(g, x, dims)
     shape = [-1, *[1] * (x.x.ndim - 2)]
@@ -118,13 +120,12 @@ def batch_norm(
     spread = g.masked(Filled((values - middle).square(), x.sizes), 0).sum(dims) / count
     scale = (spread + eps).rsqrt()
     out = (values - middle) * scale.view(shape)
-    weight, bias, old_mean, old_var = given
     out = out if weight is None else out * weight.view(shape)
     out = out if bias is None else out + bias.view(shape)
     middle = middle.flatten()
-    new_mean = old_mean + momentum * (middle - old_mean)
-    new_var = old_var + momentum * (spread * (count / (count - 1)) - old_var)
-    return out.to(x.x.dtype), middle, scale, new_mean, new_var
+    now = (middle, spread * count / (count - 1))
+    moved = [old + momentum * (new - old) for old, new in zip(running, now, strict=False)]
+    return out.to(x.x.dtype), middle, scale, *moved
 
 
 @rule("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm")
@@ -151,11 +152,24 @@ def divide(g: Graph, node: Node, x: Any, by: Any, *args: Any, **kwargs: Any) -> 
     return g.plain(node, (x, by, *args), kwargs).x
 
 
+@rule("clamp.default")
+def clamp(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Tensor:
+    """Numbers between others, some of which vary."""
+    given = named(node, args, kwargs)
+    ends = [n.real if isinstance(n, Size) else n for n in (given.get("min"), given.get("max"))]
+    if not any([isinstance(n, Tensor) for n in ends]):
+        return aten.clamp(x.x, *ends)
+    numbers = [torch.as_tensor(n, dtype=torch.float64) if isinstance(n, float) else n for n in ends]
+    return aten.clamp(x.x, *[None if n is None else torch.as_tensor(n, device=x.x.device) for n in numbers])
+
+
 @rule("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot")
 def product(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Tensor:
     """A product of matrices; along a contracted dim filling is zero."""
     target: Any = node.target
     *added, a, b = args
+    if any([isinstance(n, Size) for n in kwargs.values()]):
+        raise refuse(f"{target} of a number that varies")
     rows = max(b.x.ndim - 2, 0)
     given = [g.masked(a, 0, (a.x.ndim - 1,)), g.masked(b, 0, (rows,))]
     return target(*bare(added), *given, **kwargs)
@@ -216,6 +230,25 @@ def by_example(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
     masked = "backward" in str(node.target)
     parts = [g.masked(x, 0) if masked and isinstance(x, Filled) else bare(x) for x in args]
     return node.target(*parts, **bare(kwargs))
+
+
+@rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
+def fft(g: Graph, node: Node, x: Filled, dims: Sequence[int], *args: Any) -> Tensor:
+    """A transform of dims without filling."""
+    if any([d % x.x.ndim in x.dims for d in dims]) or any([isinstance(n, Size) for n in args]):
+        raise refuse(str(node.target))
+    return node.target(x.x, dims, *args)
+
+
+@rule("_cdist_forward", "_cdist_backward")
+def cdist(g: Graph, node: Node, *args: Any) -> Tensor:
+    """Distances of all pairs, over a last dim without filling; by default not by products, which round more."""
+    forward = "forward" in str(node.target)
+    a, b = args[:2] if forward else args[1:3]
+    if a.x.ndim - 1 in a.dims or b.x.ndim - 1 in b.dims:
+        raise refuse(str(node.target))
+    parts = [g.masked(x, 0) if isinstance(x, Filled) else x for x in args]
+    return node.target(*parts[:3], parts[3] or 2) if forward else node.target(*parts)
 
 
 @rule("sort")

@@ -8,6 +8,7 @@ What stands in the filling is never defined: whoever mixes elements along such a
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,9 +36,28 @@ def smaller(a: Any, b: Any) -> Any:
     return -larger(-a, -b)
 
 
+def real(n: Any) -> Any:
+    """A whole number as a real one."""
+    return n.double() if isinstance(n, Tensor) else float(n)
+
+
+def power(a: Any, b: Any) -> Any:
+    """A power; of whole numbers a whole one, if it is one."""
+    return real(a) ** b if isinstance(b, float) or (isinstance(b, int) and b < 0) else a**b
+
+
+def whole(how: str) -> Callable[[Any], Any]:
+    """Rounding to a whole number: "trunc", "ceil" or "floor"."""
+    return lambda n: getattr(n.double(), how)().long() if isinstance(n, Tensor) else getattr(math, how)(n)
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
     "Mod": operator.mod, "PythonMod": operator.mod, "Max": larger, "Min": smaller,
+    "IntTrueDiv": lambda a, b: real(a) / b, "FloatTrueDiv": lambda a, b: real(a) / b,
+}  # fmt: skip
+OF_ONE: dict[str, Callable[[Any], Any]] = {
+    "ToFloat": real, "TruncToInt": whole("trunc"), "CeilToInt": whole("ceil"), "FloorToInt": whole("floor"),
 }  # fmt: skip
 
 
@@ -75,9 +95,13 @@ def evaluate(expr: Expr, numbers: Mapping[Any, Any]) -> Any:
         return numbers[expr]
     if expr.is_Integer:
         return int(expr)
+    if expr.is_Float:
+        return float(expr)
     kind, parts = type(expr).__name__, [evaluate(part, numbers) for part in expr.args]
     if kind == "Pow" and isinstance(parts[1], int) and parts[1] > 0:
         return parts[0] ** parts[1]
+    if kind in OF_ONE:
+        return OF_ONE[kind](parts[0])
     if kind not in OPERATIONS:
         raise refuse(f"a size {expr}")
     return reduce(OPERATIONS[kind], parts)
