@@ -36,6 +36,7 @@ from tdc.compile.filling.values import (
     whole,
 )  # fmt: skip
 from tdc.core import pytree
+from tdc.core.errors import TdcError
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}  # by name of an operator, with or without its overload
@@ -46,6 +47,7 @@ IN_PLACE = (
     "native_dropout", "zeros", "ones", "empty", "rand", "randn", "empty_strided", "empty_permuted", "new_zeros",
     "new_ones", "new_full", "new_empty", "tril", "triu", "fill", "resolve_conj",
     "view_as_real", "view_as_complex", "complex", "polar", "exponential", "new_empty_strided", "randint_like",
+    "uniform", "normal_functional",
 )  # fmt: skip
 # Operators of our own on packed tensors and offsets, which read each row for itself and no filling.
 BY_ROW = ("varlen_attention", "varlen_attention_backward", "cached_attention")
@@ -101,6 +103,15 @@ class Graph:
         raise AssertionError("a graph has an output")
 
     def run(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """The value of one operation. Since it ran at real sizes, an error is due to those of the bucket."""
+        try:
+            return self.value(node, args, kwargs)
+        except TdcError:
+            raise
+        except (RuntimeError, TypeError) as error:
+            raise refuse(f"{node.target} of sizes, or numbers, that vary so") from error
+
+    def value(self, node: Node, args: Any, kwargs: Any) -> Any:
         """The value of one operation."""
         target: Any = node.target
         if target is operator.getitem:
@@ -136,12 +147,7 @@ class Graph:
         given = [chosen(x, kind) for x, kind in zip(args, types.values(), strict=False)]
         rest = {name: chosen(x, types[name]) for name, x in kwargs.items()}
         has_tensor = any([isinstance(x, Size) for x in values_in(args, kwargs)])
-        try:
-            out = (target.overloadpacket if has_tensor else target)(*given, **rest)
-        except (RuntimeError, TypeError) as error:
-            if has_tensor:
-                raise refuse(f"{target} of a number that varies") from error
-            raise
+        out = (target.overloadpacket if has_tensor else target)(*given, **rest)
         return self.wrap(node.meta.get("val"), out)
 
     def wrap(self, val: Any, out: Any) -> Any:

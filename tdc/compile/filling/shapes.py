@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.filling.run import Graph, rule
+from tdc.compile.filling.run import Graph, bare, rule
 from tdc.compile.filling.values import Expr, Filled, Node, Size, evaluate, expression, refuse
 
 aten: Any = torch.ops.aten
@@ -26,7 +26,8 @@ def view(g: Graph, node: Node, x: Filled, *sizes: Any) -> Tensor:
     for dims, others in groups(given, made):
         old, new = [given[d] for d in dims], [made[d] for d in others]
         shape = [evaluate(n, g.full) for n in new]
-        if len(old) + len(new) > 2 and (has_filling_behind(g, old) or has_filling_behind(g, new)):
+        behind = len(old) + len(new) > 2 and (has_filling_behind(g, old) or has_filling_behind(g, new))
+        if behind or prod(shape) != prod(out.shape[at : at + len(old)]):  # as 67 for s, but 2 * 33 for 2 * (s // 2)
             out = out.flatten(at, at + len(old) - 1).index_select(at, places(g, old, new)).unflatten(at, shape)
         else:
             out = out.reshape(*out.shape[:at], *shape, *out.shape[at + len(old) :])
@@ -185,21 +186,28 @@ def split(g: Graph, node: Node, x: Filled, sizes: Sequence[Any], dim: int = 0) -
     return [g.at(x, d, torch.arange(n, device=g.device) + begin) for n, begin in zip(full, begins, strict=False)]
 
 
-@rule("diagonal", "unfold")
+@rule("diagonal", "diagonal_scatter", "unfold")
 def windows(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Tensor:
     """Diagonals and windows: those of real elements come first."""
     if any([isinstance(n, Size) for n in [*args, *kwargs.values()]]):
         raise refuse(f"{node.target} of a number that varies")
-    return node.target(x.x, *args, **kwargs)
+    return node.target(x.x, *bare(args), **kwargs)
+
+
+@rule("randint")
+def randint(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Tensor:
+    """Random numbers below a fixed one."""
+    *ends, _ = args
+    if any([isinstance(n, Size) for n in ends]):
+        raise refuse(f"{node.target} of a number that varies")
+    return node.target(*ends, g.shape(node.meta["val"]), **kwargs)
 
 
 @rule("arange")
 def arange(g: Graph, node: Node, *given: Any, **_: Any) -> Tensor:
     """Numbers in order: filling goes on with them."""
     start, step = (0, 1) if len(given) == 1 else (given[0], given[2] if len(given) > 2 else 1)
-    if not isinstance(step, (int, float)):
-        raise refuse(f"{node.target} of steps that vary")
-    start = start.real if isinstance(start, Size) else start
+    start, step = [n.real if isinstance(n, Size) else n for n in (start, step)]
     val = node.meta["val"]
     count = g.size(val.shape[0])
     out = torch.arange(count, dtype=val.dtype, device=val.device)
