@@ -131,6 +131,16 @@ def test_functions(functions: Any, monkeypatch: pytest.MonkeyPatch):
     assert (run.counts.compiles, run.counts.buckets) == (1, 2)
 
 
+def test_numbers_of_full_precision():
+    def scaled(x: Any) -> Tensor:
+        return x.values.double() * (1 / len(x.values)) + 0.1 * len(x.values) + 1.1 ** len(x.values)
+
+    run = counted(scaled, backend="eager", buckets=FILLED)
+    for lengths in BATCHES[:2]:
+        x = ragged(*lengths)
+        assert_close(run(x), scaled(x), rtol=1e-14, atol=1e-14)
+
+
 def test_sizes_that_a_bucket_does_not_divide():
     """A row of two elements is split in a bucket of 67, whose halves differ in length."""
     given, batches = Buckets(rows=(4,), totals=(67,)), [ragged(*lengths) for lengths in ((4, 18), (10, 4), (2, 2))]

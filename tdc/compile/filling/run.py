@@ -56,7 +56,7 @@ CHECKS = ("_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size
 WHOLE = ("SymInt", "int")
 ON_TENSORS: dict[Any, Callable[..., Any]] = {  # functions of sizes, of real numbers
     torch.sym_sum: sum, torch.sym_max: larger, torch.sym_min: smaller, torch.sym_float: real,
-    operator.truediv: lambda a, b: real(a) / b, operator.pow: power,
+    operator.truediv: lambda a, b: real(a) / real(b), operator.pow: power,
     math.trunc: whole("trunc"), math.ceil: whole("ceil"), math.floor: whole("floor"),
 }  # fmt: skip
 
@@ -138,7 +138,10 @@ class Graph:
         if is_of_higher_order(target):
             raise refuse(str(target))
         on_tensors: Any = ON_TENSORS.get(target, target)
-        return Size(target(*chosen(args, "SymInt")), on_tensors(*chosen(args, "Scalar")))
+        given = chosen(args, "Scalar")
+        if any([isinstance(n, float) for n in values_in(given)]):  # else torch's default of fewer digits
+            given = pytree.tree_map(real, given)
+        return Size(target(*chosen(args, "SymInt")), on_tensors(*given))
 
     def plain(self, node: Node, args: Any, kwargs: Any) -> Any:
         """The operation itself. A size among its arguments is that of the bucket, a number the real one."""

@@ -54,7 +54,7 @@ def whole(how: str) -> Callable[[Any], Any]:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
     "Mod": operator.mod, "PythonMod": operator.mod, "Max": larger, "Min": smaller,
-    "IntTrueDiv": lambda a, b: real(a) / b, "FloatTrueDiv": lambda a, b: real(a) / b,
+    "IntTrueDiv": lambda a, b: real(a) / real(b), "FloatTrueDiv": lambda a, b: real(a) / real(b),
 }  # fmt: skip
 OF_ONE: dict[str, Callable[[Any], Any]] = {
     "ToFloat": real, "TruncToInt": whole("trunc"), "CeilToInt": whole("ceil"), "FloorToInt": whole("floor"),
