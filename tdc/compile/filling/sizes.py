@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,8 @@ class Buckets:
 
     Args:
         rows: sizes for the number of rows. By default each number of rows has a graph of its own.
-        totals: sizes for the packed elements of a NestedTensor. By default each is at most an eighth larger than the
-            one before.
+        totals: sizes for the packed elements of a NestedTensor. By default each is some 15 % larger than the one
+            before.
         lengths: sizes for `max_length`, which padding follows. By default powers of two.
         most: number of graphs. The last one has room for other numbers of rows and for larger batches; after it a batch
             takes a larger graph that is there, and only one that no graph holds records another.
@@ -78,7 +79,7 @@ class Buckets:
             elif every or kind == "lengths":
                 sizes[symbol] = (1 << max(n - more - 1, 0).bit_length()) + more
             else:
-                sizes[symbol] = next_eighth(n) if kind == "totals" else n
+                sizes[symbol] = next_fifth(n) if kind == "totals" else n
             if given is not None or every or kind in ("totals", "lengths"):
                 filled.append(symbol)
         return Fixed(sizes, tuple(filled))
@@ -114,10 +115,10 @@ def next_of(sizes: Sizes, n: int, kind: str) -> int:
     return found
 
 
-def next_eighth(n: int) -> int:
-    """The next number of four binary digits and zeros, at most an eighth larger."""
-    step = 1 << max(n.bit_length() - 4, 0)
-    return -(-n // step) * step
+def next_fifth(n: int) -> int:
+    """The next of five sizes between a power of two and its double, at most 15 % larger."""
+    exponent = math.ceil(5 * math.log2(max(n, 1)) - 1e-9) / 5
+    return max(n, math.ceil(2**exponent))
 
 
 def buckets_of(given: Any, op: str) -> Buckets | None:
