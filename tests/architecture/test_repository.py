@@ -136,7 +136,7 @@ def test_a_changed_state_is_seen():
 
 LONG = {  # files with a fast test of more than five seconds, and why it is fast all the same
     "dist/test_dist.py": "one start of two processes for all collectives and kinds of structures",
-    "docs/test_readme.py": "a block of docs/testing.md shows what it takes to compare graphs",
+    "laws/test_conformance.py": "one graph of the rows that stand for all families",
 }
 
 
