@@ -6,6 +6,7 @@ position, which is cut off again, or adds nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from tdc.compile.filling.run import Graph, bare, rule
 from tdc.compile.filling.sums import IDENTITIES
 from tdc.compile.filling.values import Filled, Node, Size, refuse
+from tdc.ops.reduce.reduction import finite
 
 aten: Any = torch.ops.aten
 
@@ -108,7 +110,7 @@ def scatter_reduce(
     name = how[0] if how else "sum"
     if name == "mean" or not kw.get("include_self", True):
         raise refuse(f"{node.target} as {name} without the elements that are there")
-    identity = IDENTITIES[name](src.x.dtype)
+    identity = finite(IDENTITIES[name], src.x.dtype)
     put = g.masked(Filled(src.x, index.sizes if len(index.sizes) == src.x.ndim else src.sizes), identity)
     return node.target(x.x, dim, *within(x, dim, positions(g, index, x, dim), put), *how, **kw)
 
@@ -136,7 +138,7 @@ def searchsorted(g: Graph, node: Node, first: Filled, second: Any, **kwargs: Any
     sorted_first = "searchsorted" in str(target)
     table, asked = (first, second) if sorted_first else (second, first)
     last = table.x.ndim - 1
-    filled = g.masked(table, IDENTITIES["amin"](table.x.dtype), (last,))
+    filled = g.masked(table, finite(math.inf, table.x.dtype), (last,))
     found = target(*((filled, bare(asked)) if sorted_first else (bare(asked), filled)), **kwargs)
     return found if last not in table.dims else found.clamp(max=g.number_of(table.sizes[last])).to(found.dtype)
 

@@ -12,31 +12,17 @@ from torch import Tensor
 from tdc.compile._torch.filled import operator_of
 from tdc.compile.filling.run import Graph, bare, rule
 from tdc.compile.filling.values import Filled, Node, Size, larger, refuse
+from tdc.ops.reduce.reduction import finite
 
 aten: Any = torch.ops.aten
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-def lowest(dtype: torch.dtype) -> Any:
-    """The value that no element is below."""
-    if dtype.is_floating_point:
-        return -math.inf
-    return False if dtype == torch.bool else torch.iinfo(dtype).min
-
-
-def highest(dtype: torch.dtype) -> Any:
-    """The value that no element is above."""
-    if dtype.is_floating_point:
-        return math.inf
-    return True if dtype == torch.bool else torch.iinfo(dtype).max
-
-
-IDENTITIES: dict[str, Any] = {
-    "sum": lambda dtype: 0, "prod": lambda dtype: 1, "any": lambda dtype: 0, "all": lambda dtype: 1,
-    "amax": lowest, "amin": highest, "max": lowest, "min": highest, "argmax": lowest, "argmin": highest,
-    "logsumexp": lowest, "count_nonzero": lambda dtype: 0, "_softmax": lowest, "_log_softmax": lowest,
-    "cumsum": lambda dtype: 0, "cumprod": lambda dtype: 1, "cummax": lowest, "cummin": highest,
-    "linalg_vector_norm": lambda dtype: 0, "nansum": lambda dtype: 0, "logcumsumexp": lowest,
+IDENTITIES: dict[str, float] = {
+    "sum": 0, "prod": 1, "any": 0, "all": 1, "amax": -math.inf, "amin": math.inf, "max": -math.inf, "min": math.inf,
+    "argmax": -math.inf, "argmin": math.inf, "logsumexp": -math.inf, "count_nonzero": 0, "_softmax": -math.inf,
+    "_log_softmax": -math.inf, "cumsum": 0, "cumprod": 1, "cummax": -math.inf, "cummin": math.inf,
+    "linalg_vector_norm": 0, "nansum": 0, "logcumsumexp": -math.inf,
 }  # fmt: skip
 
 
@@ -50,9 +36,7 @@ def reduce(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
         raise refuse(f"{target} of all elements")
     if name == "linalg_vector_norm" and given.get("ord", 2) <= 0:
         raise refuse(f"{target} of order {given['ord']}")
-    identity = IDENTITIES[name](x.x.dtype)
-    identity = bool(identity) if x.x.dtype == torch.bool else identity
-    return target(g.masked(x, identity, dims), *args, **kwargs)
+    return target(g.masked(x, finite(IDENTITIES[name], x.x.dtype), dims), *args, **kwargs)
 
 
 def named(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -251,14 +235,18 @@ def cdist(g: Graph, node: Node, *args: Any) -> Tensor:
     return node.target(*parts[:3], parts[3] or 2) if forward else node.target(*parts)
 
 
+def ordered(g: Graph, x: Filled, dim: int, down: bool) -> Any:
+    """Sorted real elements first; equal ones stay in order, so that filling is behind real extremes."""
+    dtype = x.x.dtype
+    last = finite(-math.inf, dtype) if down else math.nan if dtype.is_floating_point else finite(math.inf, dtype)
+    return torch.sort(g.masked(x, last, (dim % x.x.ndim,)), stable=True, dim=dim, descending=down)
+
+
 @rule("sort")
 def sort(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
-    """Sorted real elements first; equal ones stay in order, so that filling is behind real extremes."""
+    """Sorted elements."""
     given = named(node, args, kwargs)
-    dim, down = given.get("dim", -1), given.get("descending", False)
-    dtype = x.x.dtype
-    last = lowest(dtype) if down else math.nan if dtype.is_floating_point else highest(dtype)
-    return torch.sort(g.masked(x, last, (dim % x.x.ndim,)), stable=True, dim=dim, descending=down)
+    return ordered(g, x, given.get("dim", -1), given.get("descending", False))
 
 
 @rule("topk")
@@ -268,6 +256,5 @@ def topk(g: Graph, node: Node, x: Filled, k: Any, dim: int = -1, largest: bool =
         raise refuse(f"{node.target} of a number that varies")
     if dim % x.x.ndim not in x.dims:
         return aten.topk(x.x, k, dim, largest, sorted)
-    last = lowest(x.x.dtype) if largest else math.nan if x.x.is_floating_point() else highest(x.x.dtype)
-    found = torch.sort(g.masked(x, last, (dim % x.x.ndim,)), stable=True, dim=dim, descending=largest)
+    found = ordered(g, x, dim, largest)
     return found[0].narrow(dim, 0, k), found[1].narrow(dim, 0, k)
