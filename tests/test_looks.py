@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from html import escape
 from typing import Any
@@ -16,6 +17,7 @@ from tdc.compile import counted, train_step
 from tdc.optim import adamw, chain, clip_by_global_norm, cosine, ema, master_weights, schedule_free_sgd, sgd
 
 PACKED = tdc.pack([torch.ones(1), torch.ones(2)])
+IMAGES = tdc.pack([torch.ones(2, 4), torch.ones(3, 1)], ragged_dim=(1, 2))
 TD = tdc.TensorDict({"x": torch.ones(2), "n": {"y": torch.ones(2)}}, [2])
 
 
@@ -77,9 +79,30 @@ def test_one_line(x: object, text: str):
     assert repr(x) == text
 
 
-@pytest.mark.parametrize("x", [PACKED, PACKED.to_padded(), tdc.pack([PACKED, PACKED])])
-def test_a_notebook_shows_ragged_batches_as_text(x: Any):
-    assert x._repr_html_() == f"<pre>{escape(repr(x))}</pre>"
+@pytest.mark.parametrize("x", [PACKED, PACKED.to_padded(), tdc.pack([PACKED, PACKED]), PACKED.to("meta")])
+def test_a_notebook_shows_the_text_of_ragged_batches(x: Any):
+    assert x._repr_html_().startswith(f"<pre>{escape(repr(x))}</pre>")
+
+
+@pytest.mark.parametrize(
+    ("x", "said", "bars"),
+    [
+        (PACKED, "2 examples, 3 positions: 75%", [160.0, 320.0]),
+        (PACKED.to_padded(), "2 examples, 3 positions: 75%", [160.0, 320.0]),
+        (IMAGES, "2 examples, 11 positions: 46%", [213.3, 80]),
+        (tdc.pack([torch.ones(n) for n in range(1000)]), "1000 examples, 499,500 positions: 50%", None),
+    ],
+)
+def test_a_notebook_shows_how_full_a_batch_is(x: Any, said: str, bars: list[float] | None):
+    page = x._repr_html_()
+    assert page.count(f"{said} of a padded batch") == 2  # to read, and to hear
+    drawn = [float(width) for width in re.findall('width="([0-9.]+)" height="5"', page)]
+    assert len(drawn) == 64 if bars is None else drawn == bars
+
+
+@pytest.mark.parametrize("x", [PACKED.to("meta"), PACKED[:0], tdc.pack([torch.ones(0)]), tdc.pack([PACKED, PACKED])])
+def test_a_notebook_shows_no_picture_where_there_is_nothing_to_show(x: Any):
+    assert "<svg" not in x._repr_html_()
 
 
 def test_parameters_look_like_a_tensordict_in_a_notebook():

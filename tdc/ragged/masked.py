@@ -35,6 +35,7 @@ from tdc.layout.padding import valid_mask
 from tdc.layout.segments import on_host
 from tdc.layout.structure import other_size
 from tdc.ragged.display import shown, text
+from tdc.ragged.picture import html
 from tdc.ragged.unflattened import expect_lengths
 
 if TYPE_CHECKING:
@@ -206,6 +207,9 @@ class MaskedBatch(Operations):
         rows = [crop(self, self._data.select(self._batch, i), self._lengths[i].tolist()) for i in shown(len(self))]
         sizes = {"lengths": self._lengths[:, 0] if one else self._lengths}
         return text(self, sizes, rows, ragged_dims=self.ragged_dims)
+
+    def _repr_html_(self) -> str:
+        return html(self, self._lengths if has_numbers(self._data, self._lengths) else None)
 
     def to(self, *args: Any, **kwargs: Any) -> MaskedBatch:
         """`Tensor.to` for the data; the lengths follow to the device."""

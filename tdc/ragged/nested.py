@@ -44,6 +44,7 @@ from tdc.layout.segments import (
 )
 from tdc.layout.structure import Structure, check_ends, check_offsets, check_sizes, extent_of, other_size, remember
 from tdc.ragged.display import shown, text
+from tdc.ragged.picture import html
 from tdc.ragged.unflattened import expect_offsets, expect_sizes
 
 if TYPE_CHECKING:
@@ -214,6 +215,9 @@ class NestedTensor(Operations):
             return text(self, {}, None)
         sizes = {"lengths": self.lengths} if s.shapes is None else {"sizes": s.shapes}
         return text(self, sizes, [example(self, i) for i in shown(s.batch_size)])
+
+    def _repr_html_(self) -> str:
+        return html(self, self.sizes if has_numbers(self._values, self._structure.offsets) else None)
 
     def with_values(self, values: Tensor) -> NestedTensor:
         """A batch of the same structure with other values, which have the same size along the packed axis.
