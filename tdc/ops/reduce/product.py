@@ -124,7 +124,7 @@ def derivable(values: Tensor, times: Callable[[Tensor], Tensor], total: Callable
         times, total: products of elements, and sums of the same elements; they broadcast against the elements.
     """
     fixed = values.detach()
-    if not (values.is_floating_point() or values.is_complex()):
+    if only_results(values) or not (values.is_floating_point() or values.is_complex()):
         return times(fixed)
     zero, odd = fixed == 0, ~fixed.isfinite()
     count, odds = total(zero.to(torch.int64)), total(odd.to(torch.int64))
