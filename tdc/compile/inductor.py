@@ -58,7 +58,7 @@ def backend(
         settings.setdefault("reorder_for_locality", False)
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
     drawn = drawn_once(seeds=True) if again else nullcontext()
-    with drawn, apart_in_caches("tdc-16"), memory_budget(settings.pop(BUDGET, None)):
+    with drawn, apart_in_caches("tdc-17"), memory_budget(settings.pop(BUDGET, None)):
         return compile_graph(graph, inputs, prepare, settings)
 
 

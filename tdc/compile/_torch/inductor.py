@@ -52,6 +52,7 @@ def compiled(
     lower = find("torch._inductor.compile_fx:compile_fx_inner")
 
     def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        merge_equal(module)
         change(module)
         with products_of_any_size(settings), lowering(guards=True), counted_down():
             return lower(module, *args, **kwargs)
@@ -59,6 +60,22 @@ def compiled(
     with keep_functions(), products_of_any_size(settings):
         found: Callable[..., Any] = compile_fx(graph, inputs, inner_compile=inner_compile, config_patches=settings)
     return found
+
+
+@optional("equal operations merged", lost="speed of graphs without gradients", instead=lambda module: None)
+def merge_equal(module: torch.fx.GraphModule) -> None:
+    """Merge equal operations of a graph, as torch does in graphs for training only.
+
+    Two that each make a size from data, such as `nonzero`, stay as they are, see `number_of_read`.
+    """
+    merged = find("torch._functorch.compile_utils:fx_graph_cse")(module.graph)
+    if sizes_made(merged) == sizes_made(module.graph):
+        module.graph = merged
+
+
+def sizes_made(graph: torch.fx.Graph) -> int:
+    """Operations of a graph that make sizes from data."""
+    return len([node for node in graph.nodes if node.meta.get("unbacked_bindings")])
 
 
 @contextmanager
