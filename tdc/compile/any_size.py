@@ -1,13 +1,11 @@
 """Operations that torch's vmap specialises on sizes (torch 2.11-2.13), in forms that it does not.
 
 `dropout` and `layer_norm` read the number of elements; the rules of `index_select`, `index_add`, `gather`,
-`scatter_add` and `scatter_reduce` ask for sizes. Under `AnySize` they give the same numbers and gradients by these
-operators, each the derivative of the other of its pair:
+`scatter_add` and `scatter_reduce` ask for sizes. Under `AnySize` they give the same numbers and gradients by two
+operators, each the derivative of the other. The index is one for all columns, or has the shape of the elements:
 
-    take_rows    x (.., N, ..), index (M)          ->  (.., M, ..)
-    put_rows     x (.., M, ..), index (M)          ->  (.., N, ..)    sums of rows of one index
-    take_each    x (.., N, ..), index (.., M, ..)  ->  (.., M, ..)
-    put_each     x, index (.., M, ..)              ->  (.., N, ..)
+    take    x (.., N, ..), index (M) or (.., M, ..)  ->  (.., M, ..)
+    put     x (.., M, ..), index (M) or (.., M, ..)  ->  (.., N, ..)    sums of elements of one index
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ def index_select(input: Any, dim: Any, index: Any) -> Any:
     if not served(dim, index, input) or index.ndim != 1:
         return torch.index_select(input, dim, index)
     d = dim % input.ndim
-    return take_rows(input, d, index, (*input.shape[:d], index.shape[0], *input.shape[d + 1 :]))
+    return take(input, d, index, (*input.shape[:d], index.shape[0], *input.shape[d + 1 :]))
 
 
 def index_add(input: Any, dim: Any, index: Any, source: Any, *, alpha: float = 1) -> Any:
@@ -83,21 +81,21 @@ def index_add(input: Any, dim: Any, index: Any, source: Any, *, alpha: float = 1
     whole = alpha == 1 or (isinstance(source, Tensor) and source.is_floating_point())
     if not served(dim, index, input, source) or index.ndim != 1 or not whole:
         return torch.index_add(input, dim, index, source, alpha=alpha)
-    return input + put_rows(source if alpha == 1 else source * alpha, dim % input.ndim, index, input.shape)
+    return input + put(source if alpha == 1 else source * alpha, dim % input.ndim, index, input.shape)
 
 
 def gather(input: Any, dim: Any, index: Any, *, sparse_grad: bool = False) -> Any:
     """`torch.gather`."""
-    if not served(dim, index, input) or sparse_grad:
+    if not served(dim, index, input) or index.ndim != input.ndim or sparse_grad:
         return torch.gather(input, dim, index, sparse_grad=sparse_grad)
-    return take_each(input, dim % input.ndim, index, index.shape)
+    return take(input, dim % input.ndim, index, index.shape)
 
 
 def scatter_add(input: Any, dim: Any, index: Any, src: Any) -> Any:
     """`torch.scatter_add`."""
-    if not served(dim, index, input, src) or index.shape != src.shape:
+    if not served(dim, index, input, src) or index.shape != src.shape or index.ndim != input.ndim:
         return torch.scatter_add(input, dim, index, src)
-    return input + put_each(src, dim % input.ndim, index, input.shape)
+    return input + put(src, dim % input.ndim, index, input.shape)
 
 
 def scatter_reduce(input: Any, dim: Any, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
@@ -122,7 +120,7 @@ FORMS: dict[Any, Any] = {
 
 
 class Linear(torch.autograd.Function):
-    """`op(x, dim, index, shape)` of one of the operators; the shape is that of the result."""
+    """`take` or `put` as `op(x, dim, index, shape)`; the shape is that of the result."""
 
     @staticmethod
     def forward(op: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
@@ -137,7 +135,8 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return None, TRANSPOSED[ctx.op](grads[0], ctx.dim, ctx.saved_tensors[0], ctx.given), None, None, None
+        other = put if ctx.op is take else take
+        return None, other(grads[0], ctx.dim, ctx.saved_tensors[0], ctx.given), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
@@ -160,30 +159,22 @@ class Extreme(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         x, index, src, out = ctx.saved_tensors
         own = (x == out).to(x.dtype)
-        others = (src == take_each(out, ctx.dim, index, index.shape)).to(x.dtype)
-        part = grads[0] / (own + put_each(others, ctx.dim, index, x.shape))
-        return own * part, None, None, others * take_each(part, ctx.dim, index, index.shape), None
+        others = (src == take(out, ctx.dim, index, index.shape)).to(x.dtype)
+        part = grads[0] / (own + put(others, ctx.dim, index, x.shape))
+        return own * part, None, None, others * take(part, ctx.dim, index, index.shape), None
 
 
-def rows_over_members(
+def over_members(
     op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]
 ) -> tuple[Tensor, int]:
-    """Batching rule: entries in front; rows that differ between entries become columns."""
+    """Batching rule: entries in front; an index that differs between them has the shape of the elements."""
     members, x = info.batch_size, in_front(x, in_dims[0], info.batch_size)
-    if in_dims[2] is None:
-        return op(x, dim + 1, index, (members, *shape)), 0
-    own = index.movedim(in_dims[2], 0).view(members, *[1] * dim, -1, *[1] * (x.ndim - dim - 2))
-    each = take_each if op is take_rows else put_each
-    wide = (members, *(shape if op is take_rows else x.shape[1:]))
-    return each(x, dim + 1, own.expand(wide), (members, *shape)), 0
-
-
-def each_over_members(
-    op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]
-) -> tuple[Tensor, int]:
-    """Batching rule: entries in front."""
-    x, index = [in_front(t, d, info.batch_size) for t, d in ((x, in_dims[0]), (index, in_dims[2]))]
-    return op(x, dim + 1, index, (info.batch_size, *shape)), 0
+    if in_dims[2] is not None or index.ndim > 1:
+        index = in_front(index, in_dims[2], members)
+        if index.ndim == 2:
+            index = index.view(members, *[1] * dim, -1, *[1] * (x.ndim - dim - 2))
+            index = index.expand((members, *shape) if op is take else x.shape)
+    return op(x, dim + 1, index, (members, *shape)), 0
 
 
 def extremes_over_members(
@@ -195,24 +186,27 @@ def extremes_over_members(
     return op(x, dim + 1, index, src, reduce), 0
 
 
-take_rows, put_rows, take_each, put_each = [
+def gathered(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.index_select(dim, index) if index.ndim == 1 else x.gather(dim, index)
+
+
+def added(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+    none = x.new_zeros(shape)
+    return none.index_add_(dim, index, x) if index.ndim == 1 else none.scatter_add_(dim, index, x)
+
+
+take, put = [
     operator(
         f"{name}(Tensor x, int dim, Tensor index, SymInt[] shape) -> Tensor",
         lambda x, dim, index, shape: x.new_empty(shape), over_members, CompositeExplicitAutograd=kernel,
     )
-    for name, over_members, kernel in (
-        ("take_rows", rows_over_members, lambda x, dim, index, shape: x.index_select(dim, index)),
-        ("put_rows", rows_over_members, lambda x, dim, index, shape: x.new_zeros(shape).index_add_(dim, index, x)),
-        ("take_each", each_over_members, lambda x, dim, index, shape: x.gather(dim, index)),
-        ("put_each", each_over_members, lambda x, dim, index, shape: x.new_zeros(shape).scatter_add_(dim, index, x)),
-    )
+    for name, kernel in (("take", gathered), ("put", added))
 ]  # fmt: skip
 extreme_each = operator(
     "extreme_each(Tensor x, int dim, Tensor index, Tensor src, str reduce) -> Tensor",
     lambda x, *rest: torch.empty_like(x), extremes_over_members,
     CompositeExplicitAutograd=lambda x, dim, index, src, reduce: x.scatter_reduce(dim, index, src, reduce),
 )  # fmt: skip
-TRANSPOSED = {take_rows: put_rows, put_rows: take_rows, take_each: put_each, put_each: take_each}
-for _op in TRANSPOSED:
+for _op in (take, put):
     derive(_op, Linear, partial(itself, _op))
 derive(extreme_each, Extreme)

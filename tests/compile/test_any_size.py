@@ -76,6 +76,8 @@ def test_gradients_of_equal_extremes_go_in_equal_parts():
         ("index_add", (torch.zeros(3), 0, torch.tensor([0]), torch.ones(1, dtype=torch.float64))),
         ("index_select", (torch.zeros(3), 1, torch.tensor([0]))),
         ("gather", (torch.zeros(3), 0, torch.tensor([[0]]))),
+        ("gather", (torch.zeros(3, 5), 0, torch.tensor([0]))),
+        ("scatter_add", (torch.zeros(3, 5), 0, torch.tensor([0]), torch.ones(1))),
         ("layer_norm", (torch.zeros(3, 5), (5,), torch.ones(1))),
         ("layer_norm", (torch.zeros(3, 5), (5,), torch.ones(3, 5))),
         ("layer_norm", (torch.zeros(3, 5), (5,), torch.ones(5, dtype=torch.float64))),
