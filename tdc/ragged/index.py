@@ -50,7 +50,6 @@ from tdc.layout.structure import Structure, counted, remember
 from tdc.ragged.index_forms import (
     FULL,
     around_batch,
-    as_end,
     as_rows,
     at_examples,
     bounds,
@@ -201,15 +200,11 @@ trace_as(ends_of, ends_of_traced)
 def padded_rows(x: MaskedBatch, rows: Any) -> Pick:
     """Some rows of the rectangle, or one without its padding."""
     b = x.batch_dim
-    ends: Any = rows
-    if isinstance(rows, slice):
-        for end in (ends.start, ends.stop):
-            _ = end if end is None else as_end(end)
     if isinstance(rows, int):
         sizes = on_host(x._lengths[rows])
         return lambda y: crop(y, y.data.select(b, rows), sizes)
-    lengths = mark_dynamic(at_rows(x.lengths, rows), 0)
-    return lambda y: build_masked(y.data[(FULL,) * b + (rows,)], lengths, y.ragged_dims, b)
+    lengths = mark_dynamic(cut(x.lengths, 0, rows) if isinstance(rows, slice) else at_rows(x.lengths, rows), 0)
+    return lambda y: build_masked(cut(y.data, b, rows), lengths, y.ragged_dims, b)
 
 
 def rows_between(x: Any, begin: Any, end: Any) -> Pick:
