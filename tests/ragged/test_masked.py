@@ -156,37 +156,6 @@ def test_constructor_checks(args: Any, kwargs: Any, error: type[Exception], text
         MaskedBatch(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: x.sum(1), lambda x: x.mean(1), lambda x: x.amax(1), lambda x: x.sum(),
-        lambda x: (x * 2 + 1).relu().sum(), lambda x: x.to_packed().values, lambda x: torch.stack([r.sum() for r in x]),
-        lambda x: x[[0, 2]].sum(1),
-    ],
-)  # fmt: skip
-def test_padding_reaches_neither_results_nor_gradients(fn: Callable[[MaskedBatch], Tensor]):
-    x, _ = padded(3)
-    results = []
-    for filling in (NAN, 0.0, 1e30):
-        data = x.filled(filling).requires_grad_()
-        out = fn(MaskedBatch(data, x.lengths))
-        valid = ~out.isnan() if out.ndim and out.shape[0] == 3 else torch.ones_like(out, dtype=torch.bool)
-        (grad,) = torch.autograd.grad(out[valid].sum() if out.ndim else out, data)
-        results.append((out[valid], grad))
-        assert grad[~x.mask.expand(grad.shape)].eq(0).all()
-        assert not grad.isnan().any()
-    for out, grad in results[1:]:
-        assert torch.equal(out, results[0][0])
-        assert torch.equal(grad, results[0][1])
-
-
-def test_dense_operands_get_no_gradient_from_padding():
-    x, rows = padded(3)
-    w = torch.randn(3, requires_grad=True)
-    (x * w).sum().backward()
-    assert torch.allclose(w.grad, torch.cat(rows).sum(0))
-
-
 def test_to_and_copies():
     x, rows = images()
     same(x.to(torch.float64), [r.double() for r in rows])

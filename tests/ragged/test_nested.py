@@ -103,14 +103,6 @@ def test_offsets_of():
     assert tdc.offsets_of(T([1], dtype=torch.int32)).dtype == torch.int64
 
 
-def test_pack_is_differentiable():
-    rows = [torch.randn(n, 2, requires_grad=True) for n in (2, 0, 3)]
-    x = tdc.pack(rows)
-    assert x.requires_grad
-    (x * 2).sum().backward()
-    assert all(r.grad is not None and r.grad.eq(2).all() for r in rows)
-
-
 # -- the constructor
 
 
@@ -217,20 +209,12 @@ STATIC = [(..., 0), (..., -1), (..., S(None, 2)), (..., S(-2, None)), (..., S(No
 RAGGED_SLICES = [S(1, None), S(-2, None), S(0, 2), S(None, -1), S(1, 1), S(5, 1), S(9, None), S(-9, 1), S(1, 2)]
 
 
-@pytest.mark.parametrize("index", ROWS, ids=str)
-@pytest.mark.parametrize("layout", [x for x in LAYOUTS if x != "one"])
-def test_index_rows(layout: str, index: Any):
-    x, rows = packed(layout)
-    want = by_hand(rows, index)
-    if isinstance(want, Tensor):
-        assert torch.equal(x[index], want)
-    else:
-        same(x[index], want)
+OF_ROWS = [(layout, index) for layout in LAYOUTS if layout != "one" for index in ROWS]
+OF_STATIC_DIMS = [(layout, index) for layout in ("features", "second", "long", "two") for index in STATIC]
 
 
-@pytest.mark.parametrize("index", STATIC, ids=str)
-@pytest.mark.parametrize("layout", ["features", "second", "long", "two"])
-def test_index_static_dims(layout: str, index: Any):
+@pytest.mark.parametrize(("layout", "index"), OF_ROWS + OF_STATIC_DIMS, ids=str)
+def test_index_rows_and_static_dims(layout: str, index: Any):
     x, rows = packed(layout)
     want = by_hand(rows, index)
     if isinstance(want, Tensor):
@@ -302,16 +286,9 @@ def test_rows_and_static_dims_of_several_ragged_ones():
 
 
 @pytest.mark.parametrize("layout", ["two", "two behind"])
-def test_several_ragged_dims(layout: str):
+def test_empty_batches_among_joined_ones(layout: str):
     x, rows = packed(layout)
-    same((x * 2 + x).relu(), [(r * 2 + r).relu() for r in rows])
-    same(x + x.with_values(torch.ones_like(x.values)), [r + 1 for r in rows])
-    padded = x.to_padded(float("nan"))
-    h, w = padded.ragged_dims
-    assert (padded.shape[h], padded.shape[w]) == (5, 4)
-    same(padded.to_packed(), rows)
     assert x.max_length == 5
-    same(torch.cat([x, x[:2]]), [*rows, *rows[:2]])
     same(torch.cat([x, x[:0], x[:0], x[:2]]), [*rows, *rows[:2]])
     assert torch.cat([x[:0]] * 3).shape[0] == 0
 
@@ -421,14 +398,6 @@ def test_rows_of_none():
         same(y, [torch.zeros(0, 4)] * 2)
     assert x.sum(1).tolist() == [[0.0] * 4] * 2
     assert x[1].shape == (0, 4)
-
-
-def test_a_batch_of_one():
-    x, rows = packed("one")
-    assert x.shape == (1, -1, 4)
-    assert torch.equal(x[0], rows[0])
-    assert torch.equal(x[:, 1], rows[0][1:2])
-    assert torch.equal(x.to_padded().data, rows[0][None])
 
 
 # -- device, autograd, copies

@@ -308,11 +308,6 @@ hint: give the batch size that all leaves share, or reshape the leaf"""),
 UnsupportedError
 tdc.add: expected an operation registered for ObjectArray, got 'add', which has none
 hint: tdc.interop.register_leaf(ObjectArray, ..., ops={'add': fn}), or td.exclude(key) first"""),
-    "a string without static": (lambda: split().set("name", "x"), """\
-DtypeError
-tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
-at name: str
-hint: Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes"""),
 }  # fmt: skip
 
 

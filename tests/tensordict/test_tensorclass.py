@@ -13,7 +13,6 @@ import optree
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 from torch.utils import _pytree as pytree
 
 import tdc
@@ -310,15 +309,6 @@ def test_a_typed_node_through_compile():
     for part in (out[0], out[3], out[4]):
         typed(part)
     assert type(out[2]) is Point
-
-
-def test_compile_makes_one_graph_for_each_static_value():
-    counts = CompileCounter()
-    fn = torch.compile(lambda p: p.xy + len(p.name), backend=counts, fullgraph=True, dynamic=True)
-    for name in ("a", "bcd", "a"):
-        p = Point(torch.zeros(3, 2), name, batch_size=[3])
-        assert fn(p).eq(len(name)).all()
-    assert counts.frame_count == 2
 
 
 def test_torch_save_and_safe_load(tmp_path: Any):

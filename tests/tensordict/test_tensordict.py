@@ -336,15 +336,6 @@ def test_a_tensor_over_features_is_an_error(shape: tuple[int, ...]):
         tree() + torch.ones(shape)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [lambda x: x + 1, lambda x: 1 - x, lambda x: 2 * x, lambda x: 2 / (x + 1), lambda x: x**2, lambda x: 2**x,
-     lambda x: -x, abs, lambda x: x % 3, lambda x: x // 2, lambda x: x < 3, lambda x: ~(x < 3), lambda x: x != 1],
-)  # fmt: skip
-def test_scalars_are_leafwise(fn: Callable[[Any], Any]):
-    check(fn(tree()), each(tree(), fn), [3, 4])
-
-
 # -- copies and lifetime
 
 
