@@ -86,11 +86,8 @@ def guarded(
         return outside
     ref = needs_grad(tensors)
     code = Code(ref, tensors)
-    kinds: list[tuple[bool, Any, Any]] = []
-    for x in found:
-        if is_lane(x) or isinstance(x, Tensor):
-            data = x.data if type(x) is Lane else x
-            kinds.append((type(x) is Lane, data.shape[1:] if type(x) is Lane else data.shape, data.dtype))
+    lanes = [type(x) is Lane for x in found if isinstance(content(x), Tensor)]
+    kinds = [(lane, t.shape[1:] if lane else t.shape, t.dtype) for lane, t in zip(lanes, tensors, strict=True)]
 
     def run(*all_given: Tensor) -> tuple[Tensor, ...]:
         *flat, mask = all_given
@@ -99,65 +96,48 @@ def guarded(
 
     def skip(*all_given: Tensor) -> tuple[Tensor, ...]:
         mask = all_given[-1]
-        zeros: list[Tensor] = []
-        for lane, shape, dtype in kinds:
-            size = (mask.shape[0], *shape) if lane else shape
-            zeros.append(torch.zeros(size, dtype=dtype, device=mask.device))
-        return tuple(code.encode(zeros))
+        sizes = [((mask.shape[0], *shape) if lane else shape, dtype) for lane, shape, dtype in kinds]
+        return tuple(code.encode([torch.zeros(size, dtype=dtype, device=mask.device) for size, dtype in sizes]))
 
     first, *others = [*tensors_of(given), m]  # in memory of their own
     out = code.decode(torch.cond(m.any(), run, skip, (first.contiguous(), *[copied(x) for x in others])))
     return unflatten(with_tensors(found, own_gradients(out, ref)), form_out)
 
 
+def content(x: Any) -> Any:
+    """The data of a leaf, of all examples."""
+    return x.data if type(x) is Lane else x
+
+
 def tensors_of(leaves: Sequence[Any]) -> list[Tensor]:
     """The tensors among leaves."""
-    out: list[Tensor] = []
-    for x in leaves:
-        data = x.data if type(x) is Lane else x
-        if isinstance(data, Tensor):
-            out.append(data)
-    return out
+    return [data for data in [content(x) for x in leaves] if isinstance(data, Tensor)]
 
 
 def with_tensors(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
     """Leaves with other tensors."""
-    out: list[Any] = []
-    k = 0
-    for x in leaves:
-        if isinstance(x.data if type(x) is Lane else x, Tensor):
-            out.append(lane_of(tensors[k], x.number) if type(x) is Lane else tensors[k])
-            k += 1
-        else:
-            out.append(x)
-    return out
+    left = iter(tensors)
+    return [renewed(x, next(left)) if isinstance(content(x), Tensor) else x for x in leaves]
 
 
 def carried(leaves: Sequence[Any]) -> list[Tensor]:
     """The tensors of leaves that a loop carries: of a ragged batch its elements; its structure stays outside."""
-    found: list[Tensor] = []
-    for x in leaves:
-        data = x.data if type(x) is Lane else x
-        if isinstance(data, Tensor):
-            found.append(data)
-        elif is_ragged(data):
-            found.append(data_of(data))
-    return found
+    every = [content(x) for x in leaves]
+    return [data_of(data) if is_ragged(data) else data for data in every if isinstance(data, Tensor) or is_ragged(data)]
 
 
 def with_carried(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
     """Leaves that a loop carries with other tensors."""
-    out: list[Any] = []
-    k = 0
-    for x in leaves:
-        data = x.data if type(x) is Lane else x
-        if isinstance(data, Tensor) or is_ragged(data):
-            new = tensors[k] if isinstance(data, Tensor) else with_data(data, tensors[k])
-            out.append(lane_of(new, x.number) if type(x) is Lane else new)
-            k += 1
-        else:
-            out.append(x)
-    return out
+    left = iter(tensors)
+    every = [(x, content(x)) for x in leaves]
+    return [renewed(x, next(left)) if isinstance(data, Tensor) or is_ragged(data) else x for x, data in every]
+
+
+def renewed(x: Any, tensor: Tensor) -> Any:
+    """A leaf with another tensor, of a ragged batch its elements."""
+    data = content(x)
+    new = tensor if isinstance(data, Tensor) else with_data(data, tensor)
+    return lane_of(new, x.number) if type(x) is Lane else new
 
 
 def decide(found: Any, n: int, line: int) -> Any:
@@ -289,10 +269,8 @@ def chosen(a: Tensor, b: Tensor) -> Tensor:
 
 def picked(names: Sequence[str], mine: Tensor, a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
     """The values of each example: those of `a` where a mask is true, else those of `b`."""
-    out: list[Any] = []
-    for name, x, y in zip(names, a, b, strict=True):
-        out.append(y if x is UNDEFINED else x if y is UNDEFINED else choose(name, mine, x, y))
-    return tuple(out)
+    pairs = zip(names, a, b, strict=True)
+    return tuple([y if x is UNDEFINED else x if y is UNDEFINED else choose(name, mine, x, y) for name, x, y in pairs])
 
 
 def finished(returns: list[End], ends: list[End]) -> Any:

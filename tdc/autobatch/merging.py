@@ -151,18 +151,12 @@ def by_leaves(name: str, values: Sequence[Any], counts: Sequence[Any], leaf: Lea
     if not trees:
         return leaf(name, values, counts)
     values = alike_lists(name, values, counts) if lists else values
-    leaves, form = flatten(values[0])
-    columns = [[x] for x in leaves]
-    for value in values[1:]:
-        found, other = flatten(value)
-        if other != form:
-            raise StructureError(message(OP, f"one form of {name!r} for all examples", differing(values), hint=FORMS))
-        for column, x in zip(columns, found, strict=True):
-            column.append(x)
-    out: list[Any] = []
-    for column in columns:
-        out.append(leaf(name, column, counts))
-    return unflatten(out, form)
+    flat = [flatten(value) for value in values]
+    form = flat[0][1]
+    if any([other != form for _, other in flat]):
+        raise StructureError(message(OP, f"one form of {name!r} for all examples", differing(values), hint=FORMS))
+    columns = zip(*[leaves for leaves, _ in flat], strict=True)
+    return unflatten([leaf(name, list(column), counts) for column in columns], form)
 
 
 def same(a: Any, b: Any) -> bool:
