@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from tdc.compile._torch.processes import store_of_processes
+from tdc.compile._torch.collectives import store_of_processes
 from tdc.core.errors import DistError, TdcError, first_line, message
 
 GRACE = 2.0  # seconds in which ranks that raise the same error do so

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tdc.compile._torch.processes import finished, started
+from tdc.compile._torch.collectives import finished, started
 from tdc.compile._torch.tracing import at_trace_time, keep_under_way
 from tdc.compile.gradients import with_leaves
 from tdc.compile.loss import not_zero

@@ -5,6 +5,7 @@
     whole(x, "scatter", group)        own rows of the sum               adjoint: "gather"
     whole(x, "from", group, src)      those of one rank                 adjoint: "to", the sum there, zero elsewhere
     exchanged(x, send, get, group)    rows to and from each rank        adjoint: the way back
+    started(flat, group)              sum over ranks, which `finished` waits for; without a gradient
 
 Gradients are those of the sum of all ranks' losses. `torch.distributed` differentiates some of these wrong, or not
 under vmap. All act on dim 0 alone, so a vmapped dim goes to the end.
@@ -20,9 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tdc.core.dynamo import trace_as, under_transform
-from tdc.core.private import find_or
+from tdc.core.private import find, find_or, nothing, optional
 
 FEATURE = "functional collectives"
+BEGUN, LOST = "exchanges under way in graphs", "exchanges while the backward pass of a step goes on"
+ALL_REDUCE, WAIT = [
+    find_or(None, f"torch:ops._c10d_functional.{name}", feature=BEGUN, lost=LOST) if dist.is_available() else None
+    for name in ("all_reduce", "wait_tensor")
+]
 ops: Any = find_or(None, "torch:ops._c10d_functional", feature=FEATURE, lost="tdc.dist in graphs and with gradients")
 recorded: Any = find_or(ops, "torch:ops._c10d_functional_autograd", feature=FEATURE, lost="the same")
 ADJOINT = {"sum": "sum", "gather": "scatter", "scatter": "gather", "from": "to", "to": "from"}
@@ -143,3 +149,22 @@ def exchanged_traced(x: Tensor, send: Sequence[int], get: Sequence[int], group: 
 
 
 trace_as(exchanged, exchanged_traced)
+
+
+@optional("errors told to other ranks", lost="the error of a rank that failed, on other ranks", instead=nothing)
+def store_of_processes() -> Any:
+    """The store of the default process group; None where torch does not tell it."""
+    return find("torch.distributed.distributed_c10d:_get_default_store")()
+
+
+def started(flat: Tensor, group: Any) -> Tensor:
+    """Begin to sum a tensor over all ranks; `finished` waits for it."""
+    if ALL_REDUCE is None or WAIT is None:
+        dist.all_reduce(flat, group=group)
+        return flat
+    return ALL_REDUCE(flat, "sum", group.group_name)  # type: ignore[no-any-return]  # a Tensor
+
+
+def finished(flat: Tensor) -> Tensor:
+    """The sum that `started` began."""
+    return flat if ALL_REDUCE is None or WAIT is None else WAIT(flat)
