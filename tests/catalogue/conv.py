@@ -18,6 +18,7 @@ CHANNELS = Layout((4,), ())
 IMAGE = Layout((4,), (), 2)
 ROWS = Layout((4,), (6,))
 VOLUME = Layout((4, 3), (), 2)
+CUBE = Layout((4,), (), 3)
 FRAMES = {1: Layout((), (4, 5)), 2: Layout((), (4, 3, 5)), 3: Layout((), (4, 3, 3, 3))}
 PLAIN = ("eager", "grad")
 NEW = torch.__version__ >= "2.12"  # torch 2.11 makes a graph for sizes that the stride of a pool divides, and one more
@@ -37,7 +38,7 @@ def batch(d: Draw, layout: Layout, domain: str = "real") -> Ragged:
     lengths = spans(d)
     if layout.ragged == 1:
         return d.ragged(layout, domain, lengths=lengths)
-    sizes = [(n, n % 3 + 3) for n in lengths]
+    sizes = [(n, n % 3 + 3, n % 2 + 3)[: layout.ragged] for n in lengths]
     rows = [d.tensor(*layout.before, *size, *layout.after, domain=domain) for size in sizes]
     return Ragged(rows, layout.dims, extent=True, slack=d.slack)
 
@@ -113,6 +114,8 @@ def avg_pool(rule: Rule) -> Iterator[Sample]:
     if n > 1:
         divisor = lambda d: call(batch(d, layout), 2, 2, 1, True, divisor_override=3)  # noqa: E731
         yield Sample("divisor", divisor, alone, PLAIN)
+    if n == 3:
+        yield Sample("three ragged", lambda d: call(batch(d, CUBE), 3, 2, 1, True, False), alone, PLAIN)
 
 
 def lp_pool(rule: Rule) -> Iterator[Sample]:
@@ -120,6 +123,8 @@ def lp_pool(rule: Rule) -> Iterator[Sample]:
     yield Sample("plain", lambda d: call(batch(d, LAYOUTS[n], "positive"), 2, 2, STRIDE), alone)
     draw = lambda d: call(batch(d, LAYOUTS[n], "positive"), 3, 3, 2, True)  # noqa: E731
     yield Sample("ceil", draw, alone, PLAIN)
+    if n == 3:
+        yield Sample("three ragged", lambda d: call(batch(d, CUBE, "positive"), 3, 3, 2), alone, PLAIN)
 
 
 def adaptive(rule: Rule) -> Iterator[Sample]:
@@ -137,6 +142,8 @@ def adaptive(rule: Rule) -> Iterator[Sample]:
     if n > 1:
         size = (None, 2) if n == 2 else (3, None, 2)
         yield Sample("kept", lambda d: call(batch(d, layout), size, **more), kept, PLAIN)
+    if n == 3:
+        yield Sample("three ragged", lambda d: call(batch(d, CUBE), 2, **more), stacked, PLAIN)
 
 
 def stacked(ref: Any, args: Any, kwargs: Any) -> Any:

@@ -14,7 +14,6 @@ from tdc.core.rules import MODES, Rule
 from tdc.testing.batches import Dense, Ragged
 
 LIGHT = ("eager", "grad", "vmap")
-FEATURES = {"features": ((3,), 0), "second": ((2, 3), 1)}
 
 
 def longer(d: Draw, layout: str | Layout = "features", by: int = 1, **options: Any) -> Ragged:
@@ -380,9 +379,6 @@ def fill(rule: Rule) -> Iterator[Sample]:
 def refused(row: Callable[..., Call]) -> Callable[[Rule], Iterator[Sample]]:
     """A call that says why not."""
     return lambda rule: iter([Sample("refused", row, lambda ref, args, kwargs: args)])
-
-
-WIDE = Layout((2,), (3,))
 RAGGED = {
     "gather": gather, "take_along_dim": gather, "scatter": scatter, "scatter_add": scatter, "scatter_reduce": scatter,
     "index_add": index_write, "index_copy": index_write, "index_reduce": index_write, "index_fill": index_write,

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from harness import Call, Draw, Layout, Sample, call
-from torch import Tensor
 
 import catalogue.resample
 from catalogue.indexing import longer
@@ -17,7 +16,6 @@ from tdc.core.rules import MODES, Rule
 from tdc.testing.batches import Dense, Ragged
 
 LIGHT = ("eager", "grad", "vmap")
-Row = Callable[[Tensor], Tensor]
 
 
 def movedim(rule: Rule) -> Iterator[Sample]:

@@ -15,7 +15,6 @@ from tdc.nn import KVCache
 from tdc.testing import forbid
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-HALF = (torch.bfloat16, torch.float16)
 ROOM = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 1e-4, torch.float64: 1e-9}
 LENGTHS = (3, 17, 1, 130, 64)
 

@@ -124,37 +124,6 @@ def test_keys_behind_each_row(kind: str, causal: bool, average: bool):
     assert all(is_close(g, w) for g, w in zip(ours, theirs, strict=True))
 
 
-def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return score - (i - j).abs() * 0.5 ** (h + 1)
-
-
-def with_alibi(module: nn.Module, x: Any) -> Any:
-    v = module(x).values.unflatten(1, (2, 4))
-    out = varlen_attention(v, v, v, x.structure, x.structure, score_mod=alibi)
-    return x.with_values(out.flatten(1))
-
-
-def with_alibi_row(module: nn.Module, x: Tensor) -> Tensor:
-    v = module(x).unflatten(1, (2, 4)).transpose(0, 1)
-    i, h = torch.arange(len(x)), torch.arange(2)[:, None, None]
-    bias = -(i[:, None] - i).abs() * 0.5 ** (h + 1)
-    return F.scaled_dot_product_attention(v, v, v, attn_mask=bias).transpose(0, 1).flatten(1)
-
-
-def test_function_of_scores():
-    assert_same(nn.Linear(SIZE, SIZE), "nested", [rows()], with_alibi, with_alibi_row)
-
-
-@pytest.mark.sweep
-@pytest.mark.slow
-def test_function_of_scores_compiled():
-    module, counter = nn.Linear(SIZE, SIZE), Counter()
-    call = compiled(with_alibi, counter)
-    for lengths in (LENGTHS, *OTHERS):
-        assert_same(module, "nested", [rows(lengths)], call, with_alibi_row)
-    assert counter.graphs == 1
-
-
 def test_both_kernels_agree():
     """Padded rows and one example after another: the same numbers for every mask."""
     x: Any = build([rows()], "nested", Tensor.detach)[0]

@@ -19,7 +19,6 @@ H, LONGEST = 4, 90
 QUERIES, KEYS = (3, 0, 70, 5, 2), (4, 2, 66, 0, 6)  # rows without queries, without keys
 OTHERS = (((9, 7), (3, 12)), ((1, 2, 0, 4), (0, 3, 5, 1)))
 SMALL = (3, 0, 5, 2), (4, 2, 0, 6)
-DOUBLE = torch.float64
 generator = torch.Generator().manual_seed(0)
 SLOPES = torch.rand(H, generator=generator).requires_grad_()
 TABLE = torch.randn(H, 9, generator=generator).requires_grad_()

@@ -53,34 +53,11 @@ def test_instance_norm_module_with_running_statistics(kind: int):
     torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * variances.mean(0))
 
 
-@pytest.mark.parametrize("kind", [0, 1])
-@pytest.mark.parametrize("module", [nn.GroupNorm(2, 4), nn.LocalResponseNorm(3), nn.PReLU(4), nn.PReLU()])
-def test_other_modules(kind: int, module: nn.Module):
-    parts = rows()
-    out = copy.deepcopy(module)(batches(parts)[kind])
-    torch.testing.assert_close(list(out.unbind()), [module(row[None])[0] for row in parts])
-
-
-def test_rms_norm_module():
-    parts = [torch.randn(n, 6) for n in LENGTHS]
-    norm = nn.RMSNorm(6)
-    torch.testing.assert_close(list(norm(tdc.pack(parts)).unbind()), [norm(row) for row in parts])
-
-
 def test_channels_are_static():
     with pytest.raises(ShapeError, match=r"tdc.batch_norm: expected the batch as dim 0 and channels as dim 1"):
         nn.BatchNorm1d(6)(tdc.pack([torch.randn(n, 6) for n in LENGTHS]))
     with pytest.raises(ShapeError, match=r"tdc.group_norm: expected channels that groups divide"):
         torch.nn.functional.group_norm(batches(rows())[0], 3)
-
-
-def test_batch_norm_compiles_once():
-    norm = nn.BatchNorm1d(4)
-    step = tdc.compile.counted(lambda x: norm(x).sum(2), backend="aot_eager")
-    for lengths in ((3, 2, 4), (5, 1), (2, 2, 2, 6)):
-        out = step(tdc.pack([torch.randn(4, n) for n in lengths], ragged_dim=2))
-        assert out.shape == (len(lengths), 4)
-    assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", [0, 1])

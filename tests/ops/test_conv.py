@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tdc
-from tdc import MaskedBatch, NestedTensor, ShapeError, StructureError, UnsupportedError
+from tdc import NestedTensor, ShapeError, StructureError, UnsupportedError
 
 F: Any = torch.nn.functional
 SIZES = ((7, 5), (4, 9), (6, 6))
@@ -25,40 +25,6 @@ def batches(parts: list[Tensor]) -> list[Any]:
     n = parts[0].ndim - 1
     x = tdc.pack(parts, ragged_dim=tuple(range(max(2, n), n + 2)))
     return [x, x.to_padded(fill=float("nan"))]
-
-
-MODULES = {
-    1: [
-        nn.Conv1d(4, 6, 3, stride=2, padding=1), nn.Conv1d(4, 4, 3, padding="same", groups=4),
-        nn.ConvTranspose1d(4, 2, 3, stride=2, output_padding=1), nn.MaxPool1d(2), nn.AvgPool1d(3, 2, 1, True),
-        nn.LPPool1d(2, 2), nn.AdaptiveAvgPool1d(3), nn.AdaptiveMaxPool1d(2), nn.MaxPool1d(2, return_indices=True),
-    ],
-    2: [
-        nn.Conv2d(4, 6, (3, 2), dilation=(1, 2)), nn.ConvTranspose2d(4, 2, 2, stride=(1, 2), padding=1),
-        nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.MaxPool2d(2, return_indices=True), nn.LPPool2d(2, 2),
-        nn.AvgPool2d(3, 2, 1, True, False), nn.AvgPool2d(2, divisor_override=3), nn.AdaptiveAvgPool2d((2, 3)),
-        nn.AdaptiveAvgPool2d(1), nn.AdaptiveMaxPool2d((None, 2), return_indices=True),
-    ],
-    3: [nn.Conv3d(4, 2, 2), nn.ConvTranspose3d(4, 2, 2), nn.MaxPool3d(2), nn.AvgPool3d(2), nn.AdaptiveAvgPool3d(2)],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", [0, 1])
-@pytest.mark.parametrize("module", [m for group in MODULES.values() for m in group], ids=repr)
-def test_a_stock_module_is_that_module_on_each_example(kind: int, module: nn.Module):
-    parts = rows(next(n for n, group in MODULES.items() if module in group))
-    got, want = module(batches(parts)[kind]), [module(row) for row in parts]
-    results = zip(got, zip(*want, strict=True), strict=True) if isinstance(got, tuple) else [(got, want)]
-    for ours, theirs in results:
-        torch.testing.assert_close(list(ours.unbind()), list(theirs))
-
-
-@pytest.mark.parametrize("kind", [0, 1])
-def test_max_unpool_puts_back_what_max_pool_took(kind: int):
-    parts = [torch.randn(4, 6, 4), torch.randn(4, 2, 8)]
-    pool, unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
-    out = unpool(*pool(batches(parts)[kind]))
-    torch.testing.assert_close(list(out.unbind()), [unpool(*pool(row)) for row in parts])
 
 
 def network() -> nn.Sequential:
@@ -100,23 +66,10 @@ def test_sizes_that_stay_keep_the_structure():
     assert F.max_pool2d(packed, 3, 1, 1).structure is packed.structure
 
 
-def test_frames_are_images_of_one_size():
-    parts = [torch.randn(n, 4, 6, 5) for n in (2, 0, 3)]
-    conv = nn.Conv2d(4, 2, 3)
-    for x in (tdc.pack(parts), tdc.pack(parts).to_padded(fill=float("nan"))):
-        torch.testing.assert_close(list(conv(x).unbind()), [conv(row) for row in parts])
-
-
 @pytest.mark.parametrize("op", [nn.Conv1d(4, 2, 3), nn.MaxPool1d(2), nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(2)])
 def test_a_batch_of_no_rows(op: nn.Module):
     empty = NestedTensor(torch.zeros(4, 0), torch.zeros(1, dtype=torch.int64), ragged_dim=2)
     assert op(empty).shape == (0, *op(torch.zeros(1, 4, 8)).shape[1:2], 2 if "Adaptive" in repr(op) else -1)
-
-
-def test_integers_have_a_least_number():
-    parts = [-torch.randint(5, 9, (2, *size)) for size in SIZES]
-    out = F.max_pool2d(tdc.pack(parts, ragged_dim=(2, 3)), 3, 2, 1)
-    assert [r.tolist() for r in out.unbind()] == [F.max_pool2d(row, 3, 2, 1).tolist() for row in parts]
 
 
 def test_a_row_shorter_than_the_kernel():
@@ -159,10 +112,3 @@ def test_what_pooling_refuses():
     cubes = tdc.pack([torch.ones(2, 3, 4, 5)], ragged_dim=(2, 3, 4))
     with pytest.raises(ShapeError, match=r"expected ragged dims side by side, got one between them"):
         F.adaptive_avg_pool3d(cubes, (None, 2, None))
-
-
-def test_padding_is_not_read():
-    x = batches(rows(2))[1]
-    out = nn.Conv2d(4, 2, 3)(x)
-    assert isinstance(out, MaskedBatch)
-    assert out.data.isfinite().all()

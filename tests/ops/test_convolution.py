@@ -21,7 +21,6 @@ from tdc.kernels.convolution import convolve
 
 F: Any = torch.nn.functional
 CONV: Any = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-POOL: Any = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 SIZES = ((7, 5), (7, 5), (3, 9), (6, 6), (9, 3))  # neighbours of one size among them
 DOUBLE = torch.float64
 OPTIONS: list[tuple[int, Any, dict[str, Any]]] = [  # dims, kernel, options
@@ -86,12 +85,6 @@ def test_values_and_gradients(way: str, n: int, kernel: tuple[int, ...], options
 
 def convolution(n: int, options: dict[str, Any], x: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
     return CONV[n](x, weight, bias, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"ceil_mode": True}], ids=str)
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_max_pool(n: int, options: dict[str, Any]):
-    agree(lambda x: POOL[n](x, 2, **options), images(n), [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -109,14 +109,6 @@ def test_one_graph_for_all_sizes(name: str):
     assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
-def test_running_statistics_of_long_images():
-    model, x = MODULES["instance norm"](), images((40, 50), (60, 30))
-    model(x)
-    both = [image.flatten(1) for image in x.unbind()]
-    torch.testing.assert_close(model.running_mean, 0.1 * torch.stack([t.mean(1) for t in both]).mean(0))
-    torch.testing.assert_close(model.running_var, 0.9 + 0.1 * torch.stack([t.var(1) for t in both]).mean(0))
-
-
 def test_no_images_of_any_size():
     for x in (images((0, 4), (0, 2)), tdc.pack([torch.randn(8, 0)], ragged_dim=2)):
         assert F.group_norm(x, 2).values.shape == (8, 0)

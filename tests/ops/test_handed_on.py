@@ -21,10 +21,6 @@ NAMES = [op.__name__ for op in RULES]
 LATER = {(1, True): [pytest.mark.slow], (2, True): [pytest.mark.slow], (2, False): [pytest.mark.sweep]}
 
 
-def marks_of(n: int, dim: int, other: bool) -> Any:
-    return LATER.get((dim, other), [pytest.mark.slow] * (n % 3 > 0))
-
-
 # Every third function in one kind along the ragged dim, the kinds in turns; the others, the other kind and dim later.
 ROWS = [
     pytest.param(
@@ -42,10 +38,6 @@ ROWS = [
 
 def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(fn, fullgraph=True, backend="eager")
-
-
-def dense(x: Any) -> torch.Tensor:
-    return x.values if isinstance(x, tdc.NestedTensor) else x
 
 
 @pytest.mark.cases(1, 1)

@@ -57,10 +57,8 @@ def test_functions_that_share_a_name_with_a_module():
         weight, bias, mean, var = torch.rand(4), torch.rand(4), torch.rand(4), torch.rand(4) + 1
         args = weight, bias, mean, var, False, 0.1, 1e-5, True
         wanted = F.batch_norm(y, mean, var, weight, bias)
-        for got, want in zip(torch.batch_norm(y, *args).unbind(), wanted.unbind(), strict=True):
-            torch.testing.assert_close(got, want)
-        for got, want in zip(torch.instance_norm(y, *args).unbind(), wanted.unbind(), strict=True):
-            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(torch.batch_norm(y, *args).unbind(), wanted.unbind())
+        torch.testing.assert_close(torch.instance_norm(y, *args).unbind(), wanted.unbind())
     ids: Any = tdc.pack([torch.tensor([1, 2])])
     with pytest.raises(tdc.UnsupportedError, match=r"F\.embedding_bag"):
         torch.embedding_bag(torch.rand(3, 2), ids, torch.tensor([0]))

@@ -93,8 +93,7 @@ def test_dense_operands_broadcast_against_the_logical_shape(padded: bool):
     sides = torch.randn(3, 1, 2, 4)
     got = LINALG.solve(x, sides)
     tdc.validate(got)
-    for y, row, b in zip(got.unbind(), rows, sides, strict=True):
-        torch.testing.assert_close(y, LINALG.solve(row, b))
+    torch.testing.assert_close(got.unbind(), [LINALG.solve(row, b) for row, b in zip(rows, sides, strict=True)])
     with pytest.raises(ShapeError, match="broadcasts against"):
         LINALG.solve(x, sides[:2, 0])
     turned = LINALG.solve(sides[..., :2] + 3 * torch.eye(2), x)

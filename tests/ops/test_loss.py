@@ -13,23 +13,18 @@ from torch import nn
 import tdc
 
 LENGTHS = (3, 1, 4)
-MODULES = [
-    nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.BCEWithLogitsLoss(), nn.SoftMarginLoss(),
-    nn.PoissonNLLLoss(), nn.MSELoss(reduction="sum"), nn.BCEWithLogitsLoss(pos_weight=torch.arange(1.0, 6)),
-]  # fmt: skip
 
 
 def rows() -> list[torch.Tensor]:
     return [torch.randn(n, 5) for n in LENGTHS]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=repr)
-def test_packed_and_padded_modules(module: Any):
+def test_a_weight_for_each_feature():
+    module: Any = nn.BCEWithLogitsLoss(pos_weight=torch.arange(1.0, 6))
     x, y = rows(), [row.sigmoid() for row in rows()]
-    want = module(torch.cat(x), torch.cat(y))
-    packed = tdc.pack(x), tdc.pack(y)
-    torch.testing.assert_close(module(*packed), want)
-    torch.testing.assert_close(module(*[b.to_padded(fill=float("nan")) for b in packed]), want)
+    for kind in ("nested", "masked"):
+        found = module(as_kind(tdc.pack(x), kind), as_kind(tdc.pack(y), kind))
+        torch.testing.assert_close(found, module(torch.cat(x), torch.cat(y)))
 
 
 def test_dense_target_broadcasts():
@@ -37,14 +32,6 @@ def test_dense_target_broadcasts():
     y = torch.randn(3, 1, 5)
     want = torch.cat([(row - t).square() for row, t in zip(x.unbind(), y, strict=True)]).mean()
     torch.testing.assert_close(F.mse_loss(x, y), want)
-
-
-def test_targets_of_the_same_structure_compile_once():
-    step = tdc.compile.counted(lambda x, y: F.smooth_l1_loss(x, y), backend="aot_eager")
-    for lengths in ((2, 3), (4, 2, 5), (3, 3)):
-        x = tdc.pack([torch.randn(n, 5) for n in lengths])
-        step(x, x.with_values(torch.randn_like(x.values)))
-    assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
 class TestTexts(Texts):
@@ -179,18 +166,6 @@ def test_logits_that_are_dense_are_refused(kind: str):
         F.cross_entropy(torch.rand(3, 3, 4), target)
     with pytest.raises(tdc.ShapeError, match="a static dim of classes"):
         F.cross_entropy(as_kind(tdc.pack([torch.rand(2), torch.rand(3)]), kind), target)
-
-
-def test_ctc_loss_of_padded_batches():
-    frames = tdc.pack([torch.randn(n, 4).log_softmax(-1) for n in (5, 3)])
-    labels = tdc.pack([torch.tensor([1, 2]), torch.tensor([3])])
-    want = functions.ctc_loss(frames, labels, None, None)
-    torch.testing.assert_close(functions.ctc_loss(frames.to_padded(), labels.to_padded(), None, None), want)
-    each = [
-        functions.ctc_loss(a[:, None], b[None], [len(a)], [len(b)])
-        for a, b in zip(frames.unbind(), labels.unbind(), strict=True)
-    ]
-    torch.testing.assert_close(want, torch.stack(each).mean())
 
 
 CTC_CALLS: dict[str, tuple[Any, str]] = {

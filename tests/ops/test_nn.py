@@ -127,18 +127,6 @@ def test_module_compiled(name: str, kind: str):
     assert counter.graphs == 1
 
 
-@pytest.mark.cases(1, 0)
-@pytest.mark.parametrize("kind", KINDS)
-def test_embedding(kind: str):
-    module = nn.Sequential(nn.Embedding(5, SIZE, padding_idx=2), nn.Linear(SIZE, 3))
-    assert_same(module, kind, [rows(size=None)], plain)
-    counter = Counter()
-    run = compiled(plain, counter)
-    for lengths in (LENGTHS, *OTHERS):
-        assert_same(module, kind, [rows(lengths, None)], run, plain)
-    assert counter.graphs == 1
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_multihead_attention(form: str, kind: str):
@@ -172,22 +160,6 @@ def test_multihead_attention_sequence_first(kind: str):
     module = nn.MultiheadAttention(SIZE, 2)
     x = Ragged(rows().rows, (0,), 1, slack=2)
     assert_same(module, kind, [x], attend)
-
-
-@pytest.mark.parametrize("average", [True, False], ids=["averaged", "of_heads"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_multihead_attention_weights(kind: str, average: bool):
-    module, x, y = mha(), rows(), rows((1, 2, 4, 3), seed=1)
-    outs, weights = zip(
-        *[module(a, b, b, average_attn_weights=average) for a, b in zip(x.rows, y.rows, strict=True)], strict=True
-    )
-    a, b = build((x, y), kind, lambda t: t)
-    got = unbuild(module(a, b, b, average_attn_weights=average))
-    want = x.with_rows(list(outs)), Ragged(list(weights), (1, 2) if average else (2, 3))
-    assert differences(got, want, kind) == []
-    leaves = [*module.parameters(), *x.rows, *y.rows]
-    ours, theirs = weighted(got[1].rows, leaves), weighted(weights, leaves)
-    assert all(is_close(g, w) for g, w in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -56,36 +56,6 @@ def agree(
     torch.testing.assert_close(*grads)
 
 
-AVERAGES: list[dict[str, Any]] = [
-    {}, {"stride": 2, "padding": 1}, {"stride": 1, "ceil_mode": True},
-    {"stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("options", AVERAGES, ids=str)
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_averages_and_norms_of_windows(n: int, options: dict[str, Any]):
-    ragged = packed(images(n)).ragged_dims
-    agree(lambda x: getattr(F, f"avg_pool{n}d")(x, 3, **options), images(n), ragged)
-    agree(lambda x: getattr(F, f"lp_pool{n}d")(x.abs() + 1, 3, 2), images(n), ragged)
-
-
-def test_a_divisor():
-    agree(lambda x: F.avg_pool2d(x, 2, divisor_override=3), images(2), (2, 3))
-
-
-@pytest.mark.parametrize("bins", [1, 2, 7, (1, 3), (None, 2), (None, None)], ids=str)
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_adaptive_bins(n: int, bins: Any):
-    """Fewer than positions, and more of them."""
-    if n == 1 and isinstance(bins, tuple):
-        bins = 5
-    wanted = bins if isinstance(bins, int) else (*bins, 2)[:n]
-    ragged = packed(images(n)).ragged_dims
-    agree(lambda x: getattr(F, f"adaptive_avg_pool{n}d")(x, wanted), images(n), ragged)
-    agree(lambda x: getattr(F, f"adaptive_max_pool{n}d")(x, wanted, return_indices=True), images(n), ragged)
-
-
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_indices_go_back(n: int):
     """Through max_unpool, whose results are as large as windows without overlap make them."""

@@ -65,8 +65,7 @@ def test_pairs_of_each_row(padded: bool):
     same(a, ps)
     same(b, [y[None].expand_as(x) for x, y in both])
     similar = F.cosine_similarity(q[:, None], q[:, :, None], -1)
-    for got, x in zip(similar.unbind(), qs, strict=True):
-        torch.testing.assert_close(got, F.cosine_similarity(x[None], x[:, None], -1))
+    torch.testing.assert_close(similar.unbind(), [F.cosine_similarity(x[None], x[:, None], -1) for x in qs])
     torch.testing.assert_close(
         F.mse_loss(p, q[:, None] * p), torch.cat([(a - b[None] * a).flatten() for a, b in both]).square().mean()
     )
@@ -102,8 +101,7 @@ def test_gradients_of_pairs(padded: bool):
     for a, b in zip(ps, qs, strict=True):
         ((b[None] - b[:, None]).exp() * a.transpose(0, 1)).sum().backward()
     for x, rows in ((p, ps), (q, qs)):
-        for got, want in zip(x.grad.unbind(), rows, strict=True):
-            torch.testing.assert_close(got, want.grad)
+        torch.testing.assert_close(x.grad.unbind(), [want.grad for want in rows])
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])

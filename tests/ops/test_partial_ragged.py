@@ -149,19 +149,6 @@ def test_results_share_their_lengths_and_know_the_longest():
     assert (values + places).lengths.tolist() == [2, 4, 2]
 
 
-@pytest.mark.sweep
-@pytest.mark.slow
-def test_one_graph_for_all_sizes():
-    fn = counted(lambda x: (x.sum(2).values, x.mean(1).sum(1), x.amax((1, 2))), backend="aot_eager")
-    for batch in (images(), images((2, 5), (4, 3)), images((6, 2), (3, 3), (2, 7), (5, 5))):
-        rows = batch.unbind()
-        lines, means, tops = fn(batch)
-        torch.testing.assert_close(lines, torch.cat([row.sum(1) for row in rows]))
-        torch.testing.assert_close(means, torch.stack([row.mean(0).sum() for row in rows]))
-        torch.testing.assert_close(tops, torch.stack([row.max() for row in rows]))
-    assert (fn.counts.graphs, fn.counts.compiles) == (1, 1)
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.cases(0, 1)
 def test_one_graph_for_the_lines_of_all_sizes(padded: bool):

@@ -8,29 +8,11 @@ import pytest
 import torch
 from harness import Counter
 from test_conv import batches, rows
-from torch import nn
 
 import tdc
 from tdc import DtypeError, ShapeError, UnsupportedError
 
 F: Any = torch.nn.functional
-
-
-@pytest.mark.parametrize("kind", [0, 1])
-@pytest.mark.parametrize("module", [
-    nn.Upsample(scale_factor=2), nn.UpsamplingBilinear2d(scale_factor=1.5), nn.Upsample(scale_factor=(0.5, 2)),
-    nn.Upsample(scale_factor=2, mode="bicubic"),
-], ids=repr)  # fmt: skip
-def test_rows_are_scaled_by_themselves(kind: int, module: nn.Module):
-    parts = rows(2)
-    out = module(batches(parts)[kind])
-    torch.testing.assert_close(list(out.unbind()), [module(row[None])[0] for row in parts])
-
-
-@pytest.mark.parametrize("kind", [0, 1])
-def test_thumbnails_of_one_size(kind: int):
-    parts, module = rows(2), nn.Upsample((3, 8), mode="bilinear")
-    torch.testing.assert_close(module(batches(parts)[kind]), torch.cat([module(row[None]) for row in parts]))
 
 
 SCALED = [(1, "linear"), (2, "bilinear"), (3, "trilinear")]
@@ -57,8 +39,7 @@ def test_a_scale_that_leaves_or_doubles_some_sizes_is_what_torch_makes_of_each_r
 def test_nearest_copies_what_stays_only_where_torch_does():
     parts = [torch.randn(1, 64, 64), torch.randn(1, 65, 64), torch.randn(1, 6, 200)]
     out = F.interpolate(tdc.pack(parts, ragged_dim=(2, 3)), scale_factor=1.004)
-    for ours, row in zip(out.unbind(), parts, strict=True):
-        torch.testing.assert_close(ours, F.interpolate(row[None], scale_factor=1.004)[0])
+    torch.testing.assert_close(out.unbind(), [F.interpolate(row[None], scale_factor=1.004)[0] for row in parts])
 
 
 def test_a_scale_that_leaves_some_sizes_has_the_gradient_of_each_row():
@@ -116,25 +97,6 @@ def test_a_scale_that_is_whole_reads_no_lengths():
     out = F.interpolate(packed, scale_factor=2)
     assert out.values.shape[1] == 4 * packed.values.shape[1]
     assert out.max_length == 2 * packed.max_length
-
-
-def test_blocks_of_images():
-    parts, unfold = rows(2), nn.Unfold((2, 3), padding=1)
-    for x in batches(parts):
-        out = unfold(x)
-        assert out.ragged_dims == (2,)
-        torch.testing.assert_close(list(out.unbind()), [unfold(row) for row in parts])
-
-
-@pytest.mark.slow
-def test_an_autoencoder_is_one_graph_for_all_sizes():
-    net = nn.Sequential(nn.Conv1d(4, 3, 2, stride=2), nn.Upsample(scale_factor=2, mode="linear"), nn.Conv1d(3, 1, 1))
-    step = tdc.compile.counted(net, backend="aot_eager")
-    for lengths in ((7, 9, 6), (11, 8)):
-        parts = [torch.randn(4, n) for n in lengths]
-        out = step(batches(parts)[0])
-        torch.testing.assert_close(list(out.unbind()), [net(row[None])[0] for row in parts])
-    assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
 def test_what_resampling_refuses():

@@ -155,15 +155,6 @@ X = tdc.pack([torch.ones(2, 4), torch.ones(3, 4)])
 
 
 class TestTexts(Texts):
-    def test_two_ragged_results(self):
-        self.says(lambda: torch.einsum("bqd,ckd->bcqk", X, X[:1]), """\
-StructureError
-tdc.einsum: expected a result that is ragged like one of two batches, got 'bcqk'
-at operand 0, 'bqd': NestedTensor float32[2, -1, 4]
-at operand 1, 'ckd': NestedTensor float32[1, -1, 4]
-hint: q @ d.values.mT of packed d is (B, -1, N) for its N positions; tdc.ops.max_sim(q, d) is (B, C)"""
-        )  # fmt: skip
-
     def test_vectors(self):
         self.says(lambda: tdc.ops.max_sim(X, X[..., 0]), """\
 ShapeError

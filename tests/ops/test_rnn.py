@@ -222,18 +222,6 @@ def test_transforms_of_parameters_in_graphs(name: str, transform: str, kind: str
     assert [id(w) for w in module._flat_weights] == own
 
 
-def test_recurrent_gradients_check():
-    module = nn.LSTM(2, 5, 2, bidirectional=True, batch_first=True).double()
-    offsets = torch.tensor([0, 2, 2, 5])
-
-    def run(values: Tensor) -> Any:
-        out, (h, c) = module(tdc.NestedTensor(values, offsets, max_length=3))
-        return out.values, h, c
-
-    values = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(run, (values,))
-
-
 def two_layers(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Callable[[Tensor], Any], Tensor]:
     """A network, one result of it as a function of packed values, and values."""
     module = nn.GRU(2, 3, 2, bidirectional=True, batch_first=True).to(dtype)

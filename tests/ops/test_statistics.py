@@ -151,32 +151,9 @@ hint: for torch.masked, which counts by shape: x.sum(dim), or torch.where(mask, 
 
 
 @pytest.mark.parametrize("x", batches(), ids=["packed", "padded"])
-def test_a_row_without_elements_has_no_place(x: Any):
-    values, places = x.max(1)
-    assert values.tolist() == [3.0, -math.inf, 2.0]
-    assert places.tolist() == [0, -1, 0]
-    assert x.argmin(1).tolist() == [1, -1, 0]
-    middle, places = x.median(1)
-    assert middle[1].isnan()
-    assert places.tolist()[1:] == [-1, 0]
-    assert x.var(1)[1].isnan()
-    assert torch.linalg.vector_norm(x, math.inf, 1).tolist() == [3.0, 0.0, 2.0]
-
-
-@pytest.mark.parametrize("x", batches(), ids=["packed", "padded"])
 def test_equal_elements_keep_their_order(x: Any):
     assert [row.tolist() for row in x.argsort(1, descending=True)] == [[0, 2, 1], [], [0]]
     assert x.mode(1).values[0] == 3.0
-
-
-def test_the_largest_of_each_row_in_one_graph():
-    run = torch.compile(lambda x: x.topk(2, 1), fullgraph=True, backend="eager")
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for lengths in ((3, 2, 5), (4, 4), (2, 7, 3, 2)):
-            rows = [torch.randn(n, 2) for n in lengths]
-            values, places = run(packed(rows))
-            assert torch.equal(values, torch.stack([r.topk(2, 0).values for r in rows]))
-            assert torch.equal(places, torch.stack([r.topk(2, 0).indices for r in rows]))
 
 
 def test_places_of_all_count_in_the_values():
