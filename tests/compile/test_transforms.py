@@ -139,16 +139,6 @@ class TestGrad:
         g, aux = tdc.grad(lambda x: (x.sum(), x * 2), has_aux=True)(torch.ones(2))
         assert (g.tolist(), aux.tolist()) == ([1, 1], [2, 2])
 
-    def test_many_models_at_once(self):
-        net = nn.Linear(3, 2)
-        params = torch.stack([tdc.from_module(net)] * 4)
-        loss = lambda p, x: tdc.functional_call(net, p, (x,)).square().mean()  # noqa: E731
-        x = torch.rand(5, 3)
-        many = tdc.vmap(tdc.grad(loss), in_dims=(0, None))(params, x)
-        one = tdc.grad(loss)(tdc.from_module(net), x)
-        assert many.batch_size == (4,)
-        torch.testing.assert_close(many[2]["weight"], one["weight"])
-
     def test_compiles(self):
         params = TensorDict({"w": torch.ones(2), "step": torch.tensor(1)})
         out = compiled(lambda p: tdc.grad(lambda q: (q["w"] ** 2).sum())(p))(params)

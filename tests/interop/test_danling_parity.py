@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor
 
 import tdc
 
@@ -65,39 +64,6 @@ def test_spelling(spelling: str):
     ours, want = SPELLINGS[spelling]
     got = ours()
     assert torch.equal(got, want) if isinstance(want, Tensor) else got == want
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_loader(workers: int):
-    """DanLing: `PNTensor` in `__getitem__`, or a `collate_fn` that calls `NestedTensor(*batch)`."""
-    rows = [T([1, 2, 3]), T([4, 5]), T([6, 7, 8, 9])]
-    (x,) = DataLoader(rows, batch_size=3, collate_fn=tdc.pack, num_workers=workers)  # type: ignore[arg-type]  # a list will do
-    assert x.tolist() == [row.tolist() for row in rows]
-
-
-def test_encoder_computes_real_tokens_only():
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(d_model=16, nhead=2, batch_first=True, dropout=0.0)
-    encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False).eval()
-    rows = [torch.randn(3, 16), torch.randn(7, 16)]
-    with torch.no_grad():
-        out: Any = encoder(tdc.pack(rows))
-        for got, row in zip(out.unbind(), rows, strict=True):
-            torch.testing.assert_close(got, encoder(row[None])[0])
-
-
-def test_convolution_of_images_of_different_sizes():
-    torch.manual_seed(0)
-    conv = nn.Conv2d(3, 4, 3, padding=1)
-    images = [torch.randn(3, 6, 5), torch.randn(3, 4, 7)]
-    for got, image in zip(conv(tdc.pack(images, ragged_dim=(2, 3))).unbind(), images, strict=True):
-        torch.testing.assert_close(got, conv(image))
-
-
-def test_padded_views_of_a_structure_round_trip():
-    x = batch()
-    padded = x.to_padded()
-    assert torch.equal(tdc.from_padded(padded.data, mask=padded.mask).to_packed().values, x.values)
 
 
 def test_every_spelling_is_on_the_page(request: pytest.FixtureRequest):

@@ -20,7 +20,6 @@ from tdc import (
     DtypeError,
     ImmutableError,
     KeyPathError,
-    MaskedBatch,
     NestedTensor,
     ShapeError,
     StructureError,
@@ -409,19 +408,6 @@ def test_derivatives_check_their_arguments():
         tdc.vjp(lambda z: z, tdc.from_list([[1], [2]]))
     with pytest.raises(DtypeError, match=r"tdc\.jvp: expected an argument with floating-point tensors"):
         tdc.jvp(lambda z: z, (rows(1, 2),), (3,))
-
-
-def test_vmap_over_static_dims_and_models():
-    x = rows(2, 0, 3)
-    assert torch.equal(tdc.vmap(lambda z: z.sum(1), in_dims=2, out_dims=1)(x), x.sum(1))
-    models = [torch.nn.Linear(3, 4) for _ in range(3)]
-    params = tdc.stack_modules(models)
-    out = tdc.ensemble(models[0], params, in_dims=None)(x)
-    assert out.shape == (3, 3, -1, 4)
-    for k, model in enumerate(models):
-        assert torch.allclose(out.values[k], model(x).values, atol=1e-6)
-    m: MaskedBatch = tdc.ensemble(models[0], params, in_dims=None)(x.to_padded())
-    assert m.data.shape == (3, 3, 3, 4)
 
 
 def test_packed_rows_of_transformers():

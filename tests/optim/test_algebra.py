@@ -193,19 +193,6 @@ def test_a_rate_in_the_state():
     assert state["hyper", "weight_decay"] == T(0.2)
 
 
-def test_hyperparameters_of_members():
-    members, grads = like((3,)), like((3,))
-    rates, decays = T([0.1, 0.01, 0.0]), T([0.0, 0.1, 0.2])
-    opt = inject(adamw, lr=rates, weight_decay=0.5, eps=1e-6)
-    state = opt.init(members).set(("hyper", "weight_decay"), decays)
-    for update in (opt.update, torch.vmap(opt.update)):
-        new, after = update(grads, state, members)
-        assert_close(after["hyper", "lr"], rates)
-        for i in range(3):
-            one = adamw(float(rates[i]), weight_decay=float(decays[i]), eps=1e-6)
-            assert_close(new[i].to_dict(), one.update(grads[i], one.init(members[i]), members[i])[0].to_dict())
-
-
 @pytest.mark.parametrize("make", [lambda **s: sgd(momentum=0.9, **s), lambda **s: chain(clip_by_value(0.5), sgd(**s))])
 def test_all_that_an_optimiser_computes_with_may_be_in_the_state(make: Any):
     params, grads = like(), like()
