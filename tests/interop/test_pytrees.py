@@ -1,4 +1,4 @@
-"""Pytrees and state dicts as TensorDicts and back, and what a newcomer types wrong."""
+"""Pytrees and state dicts, also those that fit in part, as TensorDicts and back, and what a newcomer types wrong."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 import torch
 from texts import Says, Texts, check_text
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import tdc
-from tdc import DtypeError, KeyPathError, ObjectArray, Static, StructureError, TensorDict
+from tdc import DtypeError, KeyPathError, ObjectArray, Static, StructureError, TensorDict, from_module
+from tdc.interop import load_into
 
 
 class Point(NamedTuple):
@@ -135,3 +137,64 @@ def test_wrong_leaves_are_named():
         tdc.interop.to_state_dict(TensorDict({"a": {"b": 1}, "a.b": 2}))
     with pytest.raises(StructureError, match=r"at 0: missing"):
         tdc.interop.to_pytree(TensorDict(), tdc.interop.from_pytree([torch.zeros(1)])[1])
+
+
+# -- state dicts that fit in part
+
+
+def nets() -> tuple[nn.Module, nn.Module]:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 5), nn.Linear(5, 5, bias=False)
+    )
+
+
+def test_what_fits_is_loaded_and_the_rest_reported():
+    new, old = nets()
+    params = from_module(new)
+    found, report = load_into(params, old.state_dict())
+    assert report.loaded == (
+        "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked",
+    )  # fmt: skip
+    assert (report.missing, report.unexpected) == ((), ("3.weight",))
+    assert list(report.mismatched) == ["2.weight", "2.bias"]
+    assert not report.complete
+    assert (
+        str(report)
+        == """\
+7 loaded
+unexpected: 3.weight
+mismatched: 2.weight: Tensor float32[5, 4], wanted Tensor float32[2, 4]
+mismatched: 2.bias: Tensor float32[5], wanted Tensor float32[2]"""
+    )
+    assert found.keys(True, True) == params.keys(True, True)
+    assert_close(found["0", "weight"], old[0].weight.detach())
+    assert found["2", "weight"] is params["2", "weight"]
+    assert not found["0", "weight"].requires_grad
+
+
+def test_all_of_it():
+    new, _ = nets()
+    params = from_module(new)
+    wrapped = {f"module.{k}": v for k, v in nets()[0].state_dict().items()}
+    found, report = load_into(params, wrapped, strict=True, prefix="module.")
+    assert report.complete
+    assert str(report) == "9 loaded"
+    again, _ = load_into(params, found, strict=True)
+    assert_close(again.to_dict(), found.to_dict(), rtol=0, atol=0)
+    half, _ = load_into(params.bfloat16(), found.double())
+    assert half["0", "weight"].dtype == torch.bfloat16
+    _, report = load_into(params, {"0.weight": "text"})
+    assert report.mismatched == {"0.weight": "str, wanted Tensor float32[4, 3]"}
+    assert len(report.missing) == 8
+
+
+def test_strict_names_everything():
+    new, old = nets()
+    saved = old.state_dict()
+    del saved["0.bias"]
+    with pytest.raises(
+        tdc.StructureError, match=r"(?s)got 4 that differ.*at 0.bias: missing.*at 3.weight: unexpected.*at 2"
+    ):
+        load_into(from_module(new), saved, strict=True)
+    with pytest.raises(tdc.DtypeError, match="expected a state dict, got list"):
+        load_into(from_module(new), [1])
