@@ -11,7 +11,8 @@ never changed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from tdc.layout.structure import Structure
 
@@ -29,10 +30,11 @@ class Asked(NamedTuple):
     rule: Rule | None
 
 
+@dataclass(eq=False)
 class Packed:
     """Rows of queries and of keys in place of an attention mask (1, 1, N, M).
 
-    Args:
+    Attributes:
         totals: N and M.
         inputs: of a model whose head takes rows, the inputs of the model below the head.
         asked: where each call of attention is written down, while a model is checked.
@@ -40,19 +42,14 @@ class Packed:
         flat: the batch came as (1, N), and outputs stay so.
     """
 
-    ndim = 4
-
-    def __init__(
-        self, queries: Structure, keys: Structure, totals: tuple[int, int], inputs: dict[str, Any] | None = None,
-        asked: list[Asked] | None = None, rule: Rule | None = None, flat: bool = False,
-    ) -> None:  # fmt: skip
-        self.queries = queries
-        self.keys = keys
-        self.totals = totals
-        self.inputs = inputs
-        self.asked = asked
-        self.rule = rule
-        self.flat = flat
+    queries: Structure
+    keys: Structure
+    totals: tuple[int, int]
+    inputs: dict[str, Any] | None = None
+    asked: list[Asked] | None = None
+    rule: Rule | None = None
+    flat: bool = False
+    ndim: ClassVar[int] = 4
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
