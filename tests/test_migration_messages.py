@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import Says, check_text, ragged, tree
+from texts import Says, ragged, says, tree
 
 import tdc
 from tdc import MaskedBatch, NestedTensor, TdcError, TensorDict
@@ -86,11 +86,7 @@ MethodError
 tdc.TensorDictSequential: expected a name of tdc.nn, got tdc.nn.TensorDictSequential
 hint: run = lambda td: td.set('z', td['a'] + 1).set('y', td['e'] * 2); run(td)"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 @pytest.mark.parametrize("kind", OBJECTS)

@@ -44,6 +44,16 @@ def check_text(fn: Callable[[], Any], expected: str) -> None:
     assert found == expected
 
 
+def says(table: dict[str, Says]) -> Callable[[str], None]:
+    """A test of each entry of a table."""
+
+    @pytest.mark.parametrize("name", table)
+    def test_says(name: str) -> None:
+        check_text(*table[name])
+
+    return test_says
+
+
 def said(error: type[Exception], fn: Callable[[], Any]) -> str:
     """The text of the error that a call raises."""
     with pytest.raises(error) as caught:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from expecttest import TestCase
-from texts import Says, T, Texts, check_text, ragged, tree
+from texts import Says, T, Texts, ragged, says, tree
 
 from tdc import TdcError, TensorDict
 
@@ -182,11 +182,7 @@ tdc.at.set: expected tensor leaves, got another
 at x: NestedTensor float32[3, -1, 4]
 hint: write into a padded leaf (to_padded), or rebuild it with tdc.pack"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTensorDict(Texts):

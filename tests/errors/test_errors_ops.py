@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import Says, T, Texts, check_text, ragged, tree
+from texts import Says, T, Texts, ragged, says, tree
 
 import tdc
 from tdc import TensorDict
@@ -104,11 +104,7 @@ ShapeError
 tdc.repeat_interleave: expected 3 numbers of times, or one, got Tensor int64[2]
 hint: one for each example along the dim"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

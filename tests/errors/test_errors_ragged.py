@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from texts import Says, T, check_text, ragged
+from texts import Says, T, ragged, says
 
 import tdc
 from tdc import MaskedBatch, NestedTensor
@@ -191,8 +190,4 @@ UnsupportedError
 tdc.fft: expected an operation with a rule for MaskedBatch, got 'fft', which has none
 hint: convert with x.to_packed(), or use x.data and x.mask"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)

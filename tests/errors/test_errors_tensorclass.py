@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Says, Texts, check_text
+from texts import Says, Texts, says
 from torch import Tensor
 
 import tdc
@@ -100,11 +100,7 @@ ImmutableError
 tdc.Named: expected no change in place, instances are immutable, got `x.xy = Tensor`
 hint: x = x.replace(field=value), which returns a new one"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

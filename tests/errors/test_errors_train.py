@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Says, Texts, check_text
+from texts import Says, Texts, says
 from torch import nn
 
 import tdc
@@ -220,11 +220,7 @@ StructureError
 tdc.compile.checkpoint_blocks: expected a module with a ReLU or GELU, got one of Linear, Sequential
 hint: name one of these"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestErrors(Texts):

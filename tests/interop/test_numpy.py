@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from texts import Says, check_text
+from texts import Says, says
 from texts import ragged as rows_of
 from texts import tree as tree_of
 
@@ -69,11 +69,7 @@ DtypeError
 tdc.add: expected an array of numbers, got ndarray object[2]
 hint: torch.as_tensor(array)"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 def test_what_is_no_number_is_refused():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from texts import Says, Texts, check_text
+from texts import Says, Texts, says
 from torch import Tensor
 
 import tdc
@@ -239,11 +239,7 @@ ShapeError
 tdc.interop.infer_batch_size: expected max_dims of at least 0, got -1
 hint: leave it out"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Says, Texts, check_text
+from texts import Says, Texts, says
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
@@ -215,11 +215,7 @@ ImmutableError
 tdc.interop.Spec: expected no change in place, instances are immutable, got `x.batch_size = tuple`
 hint: spec.with_batch_size(size), spec.with_device(device), or tdc.interop.spec(td)"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

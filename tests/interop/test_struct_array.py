@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from texts import Says, Texts, check_text
+from texts import Says, Texts, says
 
 import tdc
 from tdc import Static, TensorDict
@@ -124,11 +124,7 @@ DtypeError
 tdc.as_tensordict: expected a mapping or a record, got ndarray float64[3]
 hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Says, T, Texts, check_text
+from texts import Says, T, Texts, says
 from texts import ragged as packed_rows
 
 import tdc
@@ -178,11 +178,7 @@ UnsupportedError
 tdc.grouped_mm: expected groups that are the rows of a batch, got offs=
 hint: F.grouped_mm(x, weights) for a batch x (B, -1, D) and weights (B, D, E)"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

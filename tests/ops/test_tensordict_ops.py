@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from catalogue import samples, title
 from harness import case_of
-from texts import Says, T, Texts, check_text, tree
+from texts import Says, T, Texts, says, tree
 
 import tdc
 from tdc import MaskedBatch, NestedTensor, TensorDict
@@ -304,11 +304,7 @@ StructureError
 tdc.mse_loss: expected a TensorDict as input, got Tensor float32[1] and TensorDict [1]
 hint: td.apply(lambda x: ...) for other calls"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Says, T, check_text
+from texts import Says, T, says
 
 from tdc import ShapeError, TensorDict
 from tdc.compile import counted, dynamic
@@ -127,8 +127,4 @@ DtypeError
 tdc.at.set: expected mode 'drop', 'clip' or None, got 'wrap'
 hint: None raises, as torch does"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from texts import Says, Texts, check_text
+from texts import Says, Texts, says
 from torch import Tensor
 
 import tdc
@@ -250,11 +250,7 @@ UnsupportedError
 tdc.tensorclass: expected no setting but kw_only, got autocast
 hint: leave it out; a tensorclass is frozen, and takes what annotations say"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

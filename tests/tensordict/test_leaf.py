@@ -8,7 +8,7 @@ from typing import Any
 import optree
 import pytest
 import torch
-from texts import Says, check_text
+from texts import Says, says
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -157,11 +157,7 @@ UnsupportedError
 tdc.reshape: expected an operation registered for Jagged, got 'reshape', which has none
 hint: tdc.interop.register_leaf(Jagged, ..., ops={'reshape': fn}), or td.exclude(key) first"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 def test_the_error_of_a_missing_operation_is_of_its_class():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Says, T, check_text, ragged
+from texts import Says, T, ragged, says
 from torch.utils.data import DataLoader
 
 import tdc
@@ -123,8 +123,4 @@ StructureError
 tdc.map: expected results of all parts, or none, got None for some
 hint: return the part itself where nothing changes"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from texts import Says, T, Texts, check_text, ragged
+from texts import Says, T, Texts, ragged, says
 from torch import Tensor
 
 import tdc
@@ -153,11 +153,7 @@ KeyPathError
 tdc.TensorDict: expected batch_size, device, or tensors by key, got devices=
 hint: device=..., or TensorDict({'devices': ...}) for a key of this name"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from texts import Says, Texts, check_text
+from texts import Says, Texts, says
 
 import tdc
 from tdc import ObjectArray, TensorDict
@@ -229,11 +229,7 @@ IndexingError
 tdc.index: expected an index into shape [1], got str
 hint: ints, slices, masks and index vectors, as for a tensor"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):

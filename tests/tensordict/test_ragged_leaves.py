@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Counter
-from texts import Says, Texts, check_text
+from texts import Says, Texts, says
 from torch import Tensor, nn
 
 import tdc
@@ -130,11 +130,7 @@ ShapeError
 tdc.gather: expected an index along one dim, of size 1 in the others, where leaves are ragged, got Tensor int64[2, 2]
 hint: td[rows, columns] with two vectors, or td.apply(...) of padded leaves"""),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAYS)
-def test_says(name: str):
-    check_text(*SAYS[name])
+test_says = says(SAYS)
 
 
 class TestTexts(Texts):
