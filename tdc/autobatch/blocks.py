@@ -63,16 +63,23 @@ def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
         return out
 
     found, mapped = map_lanes(inner, tensors, count) if traced() else map_eagerly(inner, tensors, count)
-    pairs = zip(found, mapped, strict=True)
-    out = [lane_of(x) if m else lane_of(x.batch) if isinstance(x, RaggedExample) else x for x, m in pairs]
+    out: list[Any] = []
+    for x, m in zip(found, mapped, strict=True):
+        out.append(lane_of(x) if m else lane_of(x.batch) if isinstance(x, RaggedExample) else x)
     return unflatten(out, trees[0]) if trees else out
 
 
 def examples_of(args: Sequence[Any], given: Sequence[Tensor]) -> list[Any]:
     """Arguments with one example of each lane; `given` are those of dense ones."""
-    left = iter(given)
-    ragged = lambda x: RaggedExample(x.data, current_level()) if type(x) is Lane else x  # noqa: E731
-    return [next(left) if is_lane(x) else ragged(x) for x in args]
+    out: list[Any] = []
+    k = 0
+    for x in args:
+        if type(x) is Lane and isinstance(x.data, Tensor):
+            out.append(given[k])
+            k += 1
+        else:
+            out.append(RaggedExample(x.data, current_level()) if type(x) is Lane else x)
+    return out
 
 
 def data_of(args: Sequence[Any]) -> list[Tensor]:
