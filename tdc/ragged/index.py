@@ -203,8 +203,9 @@ def padded_rows(x: MaskedBatch, rows: Any) -> Pick:
     if isinstance(rows, int):
         sizes = on_host(x._lengths[rows])
         return lambda y: crop(y, y.data.select(b, rows), sizes)
-    lengths = mark_dynamic(cut(x.lengths, 0, rows) if isinstance(rows, slice) else at_rows(x.lengths, rows), 0)
-    return lambda y: build_masked(cut(y.data, b, rows), lengths, y.ragged_dims, b)
+    part: Any = rows
+    lengths = mark_dynamic(cut(x.lengths, 0, part) if isinstance(rows, slice) else at_rows(x.lengths, part), 0)
+    return lambda y: build_masked(cut(y.data, b, part), lengths, y.ragged_dims, b)
 
 
 def rows_between(x: Any, begin: Any, end: Any) -> Pick:
