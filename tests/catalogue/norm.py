@@ -152,7 +152,7 @@ def normalize(rule: Rule) -> Iterator[Sample]:
 def gumbel_softmax(rule: Rule) -> Iterator[Sample]:
     """What does not hang on the numbers drawn: logits far apart, or so high a temperature that all are alike.
 
-    `test_random.py` has the numbers and their distribution.
+    `test_sampling.py` has the numbers and their distribution.
     """
 
     def want(ref: Any, args: Any, kwargs: Any) -> Ragged:

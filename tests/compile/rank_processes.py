@@ -1,4 +1,4 @@
-"""Cases of training steps that several processes run; `test_rank_cases` runs many of them in one start."""
+"""Cases of training steps that several processes run; `test_ranks` runs many of them in one start."""
 
 from __future__ import annotations
 

@@ -2,17 +2,20 @@
 
 torch makes a graph for each number of some calls (the `value` of `F.pad`, the `p` of dropout, an index by `range(i)`):
 there a batch takes as many. A size of 0 or 1 takes one of its own. A call that torch begins to serve with two shall do
-so here, too.
+so here, too. A dim that is an argument is a constant of the graph, whatever values it took before; operators of Python
+between containers and with numbers have the numbers of eager calls.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 
 import tdc
 from tdc.compile import counted
@@ -77,3 +80,98 @@ def test_copies_of_rows_are_those_of_a_loop(lengths: tuple[int, ...], copies: in
     for got, row in zip(y.unbind(), rows * copies, strict=True):
         assert got.equal(row.repeat(1, 2))
     assert y.sum(1).shape == (copies * len(rows), 8)
+
+
+# -- dims
+
+
+OF_DIMS: dict[str, Callable[[Any, int], Any]] = {
+    "sum": lambda x, d: x.sum(d), "softmax": lambda x, d: x.softmax(d), "std": lambda x, d: x.std(d),
+    "cumsum": lambda x, d: x.cumsum(d), "sort": lambda x, d: x.sort(d).values, "topk": lambda x, d: x.topk(1, d).values,
+    "argmax": lambda x, d: x.argmax(d), "flip": lambda x, d: x.flip(d), "transpose": lambda x, d: x.transpose(d, 1),
+    "movedim": lambda x, d: x.movedim(d, 1), "unsqueeze": lambda x, d: x.unsqueeze(d),
+    "unbind": lambda x, d: x.unbind(d)[0], "cat": lambda x, d: torch.cat([x, x], d),
+    "normalize": lambda x, d: F.normalize(x, dim=d),
+    "vmap": lambda x, d: tdc.vmap(lambda v: v + 1, in_dims=d, out_dims=d)(x),
+}  # fmt: skip
+KINDS = {
+    "nested": (tdc.pack([torch.rand(n, 6, 4) for n in (2, 4, 3)]), (1, 2, 3, -1, -2)),
+    "masked": (tdc.pack([torch.rand(n, 6, 4) for n in (2, 4, 3)]).to_padded(), (1, 2, 3, -1, -2)),
+    "tensordict": (tdc.TensorDict({"a": torch.rand(3, 4, 5), "b": torch.rand(3, 4)}, [3, 4]), (0, 1, -1, -2)),
+}
+
+
+QUICK = [("nested", "sum"), ("masked", "sum"), ("tensordict", "sum"), ("masked", "transpose"), ("nested", "vmap")]
+CASES_OF_DIMS = [
+    pytest.param(kind, name, marks=[] if (kind, name) in QUICK else [pytest.mark.slow])
+    for kind in KINDS
+    for name in OF_DIMS
+]
+
+
+@pytest.mark.cases(1, 2)
+@pytest.mark.parametrize(("kind", "name"), CASES_OF_DIMS)
+def test_a_dim_that_varies(kind: str, name: str):
+    (x, dims), fn = KINDS[kind], OF_DIMS[name]
+    compiled = torch.compile(lambda x, d: fn(x, d), fullgraph=True, backend="eager")
+    ran = 0
+    for d in dims:
+        try:
+            want = fn(x, d)
+        except tdc.TdcError:
+            continue
+        got = compiled(x, d)
+        assert type(got) is type(want)
+        assert got.shape == want.shape
+        for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+        ran += 1
+    assert ran >= 2
+
+
+# -- operators of Python
+
+
+SQUARES = tdc.pack([torch.rand(n, 2, 2) + 1 for n in (3, 0, 2)])
+OTHERS = tdc.pack([torch.rand(n, 2, 2) + 1 for n in (1, 4, 2)])
+TD = tdc.TensorDict({"x": torch.rand(3, 2, 2) + 1}, [3, 2, 2])
+TWO: Any = tdc.pack([SQUARES, OTHERS])
+BATCHES: dict[str, Any] = {"nested": SQUARES, "masked": SQUARES.to_padded(), "two levels": TWO, "tensordict": TD}
+SLOW = ("masked", "two levels")  # seconds of tracing
+OF_FLOATS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "lt", "ge")
+OF_INTS = ("and_", "or_", "xor", "lshift", "rshift")
+NUMBERS = ("mul", "mod", "pow", "eq", "lt")  # beside a batch: the others go the same way
+IN_PLACE = ("iadd", "ipow", "iand")
+
+
+def all_of(x: Any, y: Any, n: int) -> list[Any]:
+    """The results of operators."""
+    i, j = x.long(), y.long()
+    made = [-x, abs(x), ~i, +x]
+    made += [getattr(operator, name)(x, y) for name in OF_FLOATS] + [getattr(operator, name)(i, j) for name in OF_INTS]
+    made += [getattr(operator, name)(x, n) for name in NUMBERS] + [n - x, n**x]
+    return made + [getattr(operator, name)(i * 1, j) for name in IN_PLACE]
+
+
+def products(x: Any, y: Any) -> list[Any]:
+    """The matrix products of operators."""
+    z = x * 1
+    z @= y
+    return [x @ y, z, x @ x.mT, (x @ y) ** 2]
+
+
+@pytest.mark.parametrize("kind", ["nested", "tensordict", *[pytest.param(k, marks=pytest.mark.slow) for k in SLOW]])
+def test_operators(kind: str):
+    x = BATCHES[kind]
+    run = counted(all_of, backend="eager")
+    tdc.testing.assert_close(run(x, x + 0.5, 2), all_of(x, x + 0.5, 2))
+    assert run.counts.graphs == 1
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_matrix_products(kind: str):
+    x = BATCHES[kind]
+    run = counted(products, backend="eager")
+    for y in (x, x.flip(0)):
+        tdc.testing.assert_close(run(y, y + 1), products(y, y + 1))
+    assert run.counts.compiles == 1

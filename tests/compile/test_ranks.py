@@ -1,4 +1,4 @@
-"""Training steps of several processes, each with its part of a batch."""
+"""Training steps of several processes, each with its part of a batch: single checks, and many cases in one start."""
 
 from __future__ import annotations
 
@@ -97,3 +97,26 @@ def test_a_sharded_optimizer_needs_the_group_of_the_step(group: Any) -> None:
 def test_without_processes_a_group_is_none() -> None:
     step = train_step(nn.Linear(3, 2), loss, sgd(0.1), process_group=None, compile=False)
     assert isinstance(step.init(), TensorDict)
+
+
+# -- many cases in one start of processes
+
+
+CASES = Path(__file__).with_name("rank_processes.py")
+EAGER = [
+    "collectives_in_losses", "dtypes_that_travel", "dtypes_of_parts_and_messages", "bytes_of_parts",
+    "collectives_in_losses_in_float16", "collectives_in_losses_in_parts", "empty_ranks", "evaluation_of_all",
+    "leaves_spread_over_ranks", "parts_of_the_optimizer", "parts_of_the_parameters", "errors_of_one_rank",
+]  # fmt: skip
+GRAPHS = ["collectives_in_graphs", "parts_in_graphs", "buckets_go_while_the_backward_does"]
+
+
+def run_cases(names: list[str], folder: Path, world: int) -> list[str]:
+    """What each of several processes writes to stderr."""
+    return run_processes(CASES, lambda rank: [",".join(names), f"{folder}/meeting", str(rank), str(world)], world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("names", "world"), [(GRAPHS, 2), (EAGER, 4)], ids=["graphs", "eager"])
+def test_ranks_take_the_step_of_the_whole_batch(names: list[str], world: int, tmp_path: Path) -> None:
+    assert run_cases(names, tmp_path, world) == [""] * world
