@@ -5,12 +5,8 @@ from __future__ import annotations
 MISTAKES: dict[str, str] = {
     "attributes": """
         m.length
-        x.T
-        x.item()
         x.numpy()
-        x.backward()
         x.data_ptr()
-        x.lengths = 3
         m.data = torch.ones(2, 3, 4)
         float(x)
         int(x)
@@ -20,11 +16,9 @@ MISTAKES: dict[str, str] = {
         torch.ones(2, x.shape[1])
         x.view(x.shape[0], x.shape[1] * 4)
         x.type("torch.Foo")
-        td.batch_size = [2]
         td.to("nowhere")
         x.to("nowhere")
         m.to("nowhere")
-        td.item()
     """,
     "indices": """
         x[None, None, "a"]
@@ -116,7 +110,6 @@ MISTAKES: dict[str, str] = {
         nn.MaxPool1d(0)(x.transpose(1, 2))
         nn.AvgPool1d(2, padding=2)(x.transpose(1, 2))
         nn.AdaptiveAvgPool1d(-1)(x.transpose(1, 2))
-        nn.LSTM(4, 2)(x)
         nn.MultiheadAttention(4, 2, batch_first=True)(x, other, x)
         nn.TransformerDecoderLayer(4, 2, 8, batch_first=True)(x, torch.ones(3, 5, 4))
         F.scaled_dot_product_attention(q, q, q[:1])

@@ -11,7 +11,6 @@ import torch.nn as nn
 from harness import Counter
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state
-from versions import refused
 
 import tdc
 from tdc.testing.batches import Cut, Ragged, build, by_how_much, differences, gradients, is_close, unbuild
@@ -298,20 +297,6 @@ def assert_ensemble(name: str, members: list[nn.Module], x: Ragged, grads: Any, 
 def test_ensemble_over_one_batch(name: str):
     members, step = ensemble(name)
     assert_ensemble(name, members, rows(), *step(build(rows(), "nested", torch.Tensor.detach)))
-
-
-@pytest.mark.sweep
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", pytest.param("mha", marks=pytest.mark.sweep)])
-def test_ensemble_compiled(name: str):
-    members, step = ensemble(name)
-    counter = Counter()
-    run = torch.compile(step, fullgraph=True, backend=counter)
-    with refused("Expected FakeTensor", name == "mha"):
-        for lengths in (LENGTHS, *OTHERS):
-            assert_ensemble(name, members, rows(lengths), *run(build(rows(lengths), "nested", torch.Tensor.detach)))
-        if name == "mlp":  # the function of a MultiheadAttention is called with batches, where no mode reaches into it
-            assert counter.graphs == 1
 
 
 MASK = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(2))
