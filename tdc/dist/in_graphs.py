@@ -24,6 +24,7 @@ from tdc.layout.segments import offsets_of, on_host_traced
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.storage import data_of, with_data
 from tdc.ragged.two_level import TwoLevelTensor, build_two_level
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -41,22 +42,6 @@ def records(x: Any) -> bool:
 
 
 # -- of one size on all ranks
-
-
-def numbers_of(x: Any) -> Tensor:
-    """The tensor of the numbers of a leaf."""
-    if isinstance(x, TwoLevelTensor):
-        return x.values.values
-    return x.values if isinstance(x, NestedTensor) else x.data if isinstance(x, MaskedBatch) else x
-
-
-def with_numbers(x: Any, new: Tensor) -> Any:
-    """The leaf with other numbers of the same sizes."""
-    if isinstance(x, TwoLevelTensor):
-        return x.with_values(x.values.with_values(new))
-    if isinstance(x, NestedTensor):
-        return x.with_values(new)
-    return x.with_data(new) if isinstance(x, MaskedBatch) else new
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
@@ -87,8 +72,8 @@ def on_numbers(op: str, x: Any, run: Callable[[list[Tensor]], list[Tensor]]) -> 
     td, bare = as_td(op, x)
     old = [unwrap(leaf) for leaf in td._leaves.values()]
     refuse_objects(op, old)
-    new = run([numbers_of(leaf) for leaf in old])
-    leaves = {p: with_numbers(a, b) for p, a, b in zip(list(td._leaves), old, new, strict=True)}
+    new = run([data_of(leaf) for leaf in old])
+    leaves = {p: with_data(a, b) for p, a, b in zip(list(td._leaves), old, new, strict=True)}
     return leaves[BARE] if bare else build_td(leaves, td._nodes, td._size, td._device)
 
 

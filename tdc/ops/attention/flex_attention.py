@@ -24,11 +24,10 @@ from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS
 from tdc.core.torch_functions import flex_operator
 from tdc.kernels.attention.rectangle import How, ScoreMod
-from tdc.layout.segments import sizes_of
 from tdc.ops.attention.scaled_dot_product import alike, attend_batches, check_operands
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged
+from tdc.ragged.storage import Ragged, ragged_sizes
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of example, head, query and key
 NAME = "flex_attention"
@@ -112,13 +111,9 @@ def attend_pairs(
     check_operands((query, key, value), None, False, gqa, NAME)
     how = How(False, scale)
     if score_mod is not None or mask_mod is not None:
-        how = how._replace(score_mod=each_score(score_mod, mask_mod, lengths_of(query), lengths_of(key)))
+        queries, keys = [ragged_sizes(x)[:, 0] for x in (query, key)]
+        how = how._replace(score_mod=each_score(score_mod, mask_mod, queries, keys))
     return as_query(attend_batches(query, key, value, how))
-
-
-def lengths_of(x: Any) -> Tensor:
-    """The size of each example, (B,)."""
-    return (sizes_of(x.structure) if isinstance(x, NestedTensor) else x.lengths)[:, 0]
 
 
 def each_score(score_mod: ScoreMod | None, mask_mod: MaskMod | None, queries: Tensor, keys: Tensor) -> ScoreMod:
