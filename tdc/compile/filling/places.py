@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile.filling.run import Graph, bare, rule
+from tdc.compile.filling.shapes import from_end
 from tdc.compile.filling.sums import IDENTITIES
 from tdc.compile.filling.values import Filled, Node, Size, refuse
 from tdc.ops.reduce.reduction import finite
@@ -23,9 +24,8 @@ aten: Any = torch.ops.aten
 
 def positions(g: Graph, index: Filled, x: Filled, dim: int) -> Tensor:
     """An index into a dim: 0 in filling, and negative ones counted from the real end."""
-    found, d = g.masked(index, 0), dim % max(x.x.ndim, 1)
-    size = g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d] if x.x.ndim else 1
-    return torch.where(found < 0, found + size, found)
+    found = g.masked(index, 0)
+    return from_end(g, x, dim % x.x.ndim, found) if x.x.ndim else torch.zeros_like(found)
 
 
 @rule("index_select", "gather")

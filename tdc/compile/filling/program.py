@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tdc.compile._torch.filled import at_sizes, in_operators, owners_of
 from tdc.compile._torch.inductor import kernels_generated
-from tdc.compile.filling import places, shapes, sums  # noqa: F401  # which register rules
+from tdc.compile.filling import places, shapes, sums  # noqa: F401  # their import fills `RULES`
 from tdc.compile.filling.run import Graph
 from tdc.compile.filling.sizes import Buckets, Fixed
 from tdc.compile.filling.values import Expr, evaluate, expression, refuse

@@ -86,7 +86,7 @@ class Graph:
         self.masks: dict[tuple[Expr, int], Tensor] = {}
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Outputs with filling; None for those that are numbers."""
+        """Run all operations; return outputs with filling, None in the place of numbers."""
         given, found = iter(inputs), dict[Node, Any]()
         for node in self.module.graph.nodes:
             args, kwargs = map_arg((node.args, node.kwargs), found.__getitem__)
@@ -168,7 +168,7 @@ class Graph:
         return out
 
     def check(self, val: Tensor, out: Tensor) -> None:
-        """Refuse a result of other sizes than those that were traced."""
+        """Refuse a result whose sizes are not the traced ones in the bucket."""
         expected = self.shape(val)
         if tuple(out.shape) != expected:
             raise refuse(f"a result of {tuple(out.shape)} where {expected} was traced")
@@ -176,6 +176,10 @@ class Graph:
     def number_of(self, expr: Expr) -> Any:
         """The real number of an expression: a tensor where it is filled."""
         return evaluate(expr, self.numbers)
+
+    def count(self, x: Filled, dim: int) -> Any:
+        """The real size of a dim: a tensor where it is filled."""
+        return x.x.shape[dim] if x.sizes[dim] is None else self.number_of(x.sizes[dim])
 
     def size(self, n: Any) -> int:
         """A size of the trace in the bucket."""

@@ -83,7 +83,7 @@ def expand(g: Graph, node: Node, x: Filled, *_: Any, **__: Any) -> Tensor:
 
 @rule("view.dtype")
 def view_as(g: Graph, node: Node, x: Filled, dtype: torch.dtype) -> Tensor:
-    """The same memory as numbers of another kind."""
+    """A view of the memory in another dtype."""
     if x.x.ndim - 1 in x.dims and dtype.itemsize != x.x.dtype.itemsize:
         raise refuse(f"{node.target} of numbers of another width")
     return x.x.view(dtype)
@@ -114,9 +114,13 @@ def cut(g: Graph, node: Node, x: Filled, dim: int = 0, start: Any = None, end: A
 
 def begin_of(g: Graph, x: Filled, d: int, start: Any) -> Tensor:
     """Where a slice begins, counted from the real end if it is negative."""
-    real = x.x.shape[d] if x.sizes[d] is None else g.number_of(x.sizes[d])
-    first = torch.as_tensor(start.real if isinstance(start, Size) else start or 0, device=x.x.device)
-    return torch.where(first < 0, first + real, first).clamp(min=0)
+    return from_end(g, x, d, start or 0).clamp(min=0)
+
+
+def from_end(g: Graph, x: Filled, d: int, at: Any) -> Tensor:
+    """Positions along a dim, negative ones counted from the real end."""
+    found = torch.as_tensor(at.real if isinstance(at, Size) else at, device=x.x.device)
+    return torch.where(found < 0, found + g.count(x, d), found)
 
 
 @rule("select")
@@ -125,9 +129,7 @@ def select(g: Graph, node: Node, x: Filled, dim: int, index: Any) -> Tensor:
     d = dim % x.x.ndim
     if isinstance(index, int) and (index >= 0 or d not in x.dims):
         return x.x.select(d, index)
-    at = index.real if isinstance(index, Size) else torch.as_tensor(index, device=x.x.device)
-    size = g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d]
-    return g.at(x, d, torch.where(at < 0, at + size, at).reshape(1)).squeeze(d)
+    return g.at(x, d, from_end(g, x, d, index).reshape(1)).squeeze(d)
 
 
 @rule("cat")
@@ -138,7 +140,7 @@ def cat(g: Graph, node: Node, xs: Sequence[Filled], dim: int = 0) -> Tensor:
     joined = torch.cat([x.x for x in xs], d)
     if not any([d in x.dims for x in xs]):
         return joined
-    real = [g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d] for x in xs]
+    real = [g.count(x, d) for x in xs]
     full = [0, *accumulate([x.x.shape[d] for x in xs])]
     positions = torch.arange(joined.shape[d], device=joined.device)
     index, begin = positions, 0
@@ -232,7 +234,7 @@ def put_slice(
     if not count:
         return x.x
     behind = torch.arange(size, device=x.x.device) - begin_of(g, x, d, start)
-    real = g.number_of(src.sizes[d]) if d in src.dims else count
+    real = g.count(src, d)
     inside = (behind >= 0) & (behind % step == 0) & (behind // step < real)
     put = g.at(Filled(src.x.to(x.x.dtype), src.sizes), d, behind // step)
     return torch.where(inside.view(-1, *[1] * (x.x.ndim - 1 - d)), put, x.x)
@@ -242,7 +244,7 @@ def put_slice(
 def size_of(g: Graph, node: Node, x: Filled, dim: int) -> Any:
     """A size as a number."""
     d = dim % x.x.ndim
-    return Size(x.x.shape[d], g.number_of(x.sizes[d])) if d in x.dims else x.x.shape[d]
+    return Size(x.x.shape[d], g.count(x, d)) if d in x.dims else x.x.shape[d]
 
 
 @rule("repeat_interleave.Tensor")

@@ -16,7 +16,7 @@ OP = "compile.Buckets"
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Sizes that batches are filled up to, for `buckets=` of `counted` and `train_step`.
+    """Sizes of buckets that batches are filled up to, for `buckets=` of `counted` and `train_step`.
 
     Args:
         rows: sizes for the number of rows. By default each number of rows has a graph of its own.

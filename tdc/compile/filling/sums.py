@@ -47,7 +47,7 @@ def named(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
 
 def count_of(g: Graph, x: Filled, dims: Sequence[int]) -> Any:
     """How many real elements there are along some dims."""
-    return math.prod([g.number_of(x.sizes[d]) if d in x.dims else x.x.shape[d] for d in dims])
+    return math.prod([g.count(x, d) for d in dims])
 
 
 @rule("sym_numel")
