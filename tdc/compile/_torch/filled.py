@@ -58,6 +58,12 @@ def is_of_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+def is_of_data(size: Any) -> bool:
+    """True of a size whose symbols depend on data."""
+    unknown: Any = find("torch.fx.experimental.symbolic_shapes:free_unbacked_symbols")
+    return bool(unknown(size))
+
+
 def no_owners(size: Any) -> list[tuple[str, int, Any]]:
     """No attributes, where sources are not to be had."""
     return []

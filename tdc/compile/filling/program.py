@@ -12,15 +12,17 @@ Filling repeats the last entry, so offsets stay offsets, and finite values finit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.filled import at_sizes, in_operators, owners_of
+from tdc.compile._torch.filled import at_sizes, in_operators, is_of_data, owners_of
 from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.filling import places, shapes, sums  # noqa: F401  # their import fills `RULES`
+from tdc.compile.filling.bounds import holds
+from tdc.compile.filling.data_sizes import shapes_in, split
 from tdc.compile.filling.run import Graph
 from tdc.compile.filling.sizes import Buckets, Fixed
 from tdc.compile.filling.values import Expr, evaluate, expression, refuse
@@ -55,8 +57,10 @@ class Program:
 
     def __init__(self, filling: Filling, module: torch.fx.GraphModule) -> None:
         self._boxed_call = True  # AOTAutograd passes one list, to be emptied
-        nodes = module.graph.nodes
-        self.filling, self.module = filling, module
+        self.filling = filling
+        self.first, self.module = split(module)
+        nodes = self.module.graph.nodes
+        self.sizes = sizes_of(self.module)
         self.inputs = [n.meta["val"] for n in nodes if n.op == "placeholder"]
         made: Any = next(n for n in nodes if n.op == "output").args[0]
         self.outputs = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in made]
@@ -68,16 +72,17 @@ class Program:
                 expr = expression(n)
                 if getattr(expr, "is_Symbol", False):
                     self.places.setdefault(expr, (i, d))
-                    self.kinds[expr] = kind_of(expr, owners_of(n))
+                    self.kinds[expr] = kind_of_data(expr, self.sizes) if is_of_data(n) else kind_of(expr, owners_of(n))
         self.device = next((val.device for val in self.inputs if varies(val)), torch.device("cpu"))
         self.graphs: list[tuple[Fixed, Callable[..., Any]]] = []
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        real = {expr: args[i] if d is None else args[i].shape[d] for expr, (i, d) in self.places.items()}
         with torch.no_grad():
-            found, run = self.graph_for(real, args)
-            tensors = [self.filled(x, val, found.sizes) for x, val in zip(args, self.inputs, strict=True)]
+            given = list(args) if self.first is None else self.first(*args)
             args.clear()
+            real = {expr: given[i] if d is None else given[i].shape[d] for expr, (i, d) in self.places.items()}
+            found, run = self.graph_for(real, given)
+            tensors = [self.filled(x, val, found.sizes) for x, val in zip(given, self.inputs, strict=True)]
             given = [x for x in tensors if x is not None]
             del tensors
             outs = run(self.numbers(found, real), *given)
@@ -96,6 +101,9 @@ class Program:
     def record(self, wanted: Fixed, args: Sequence[Any]) -> Callable[..., Any]:
         """Compile the graph for some sizes."""
         module, filled, given = self.module, wanted.filled, self.inputs
+        for size in self.sizes:
+            if not holds(size, wanted.sizes, filled):
+                raise refuse(f"a size {size}, which shrinks where a batch grows")
         example = [self.filled(x, val, wanted.sizes) for x, val in zip(args, given, strict=True)]
         present = [x for x in example if x is not None]
         if any([x is None and isinstance(val, Tensor) for x, val in zip(example, given, strict=True)]):
@@ -110,7 +118,7 @@ class Program:
         before = kernels_generated()
         found = at_sizes(run, [numbers, *present], self.filling.inner)
         self.filling.kernels += kernels_generated() - before
-        named = {str(e): n for e, n in wanted.sizes.items()}
+        named = {str(e): n for e, n in wanted.sizes.items() if self.kinds[e] != "numbers"}
         self.filling.recorded.append(named)
         logger.info("tdc: %s: graph %d for sizes %s", self.filling.name, len(self.filling.recorded), named)
         return found
@@ -121,12 +129,12 @@ class Program:
         return found.to(self.device, non_blocking=True)
 
     def filled(self, x: Any, val: Any, sizes: dict[Expr, int]) -> Tensor | None:
-        """A tensor filled up to the sizes of a graph, by its last entry; None of a number."""
+        """A contiguous tensor filled up to the sizes of a graph, by its last entry; None of a number."""
         if not isinstance(x, Tensor):
             return None
-        shape = [evaluate(expression(n), sizes) for n in val.shape] if varies(val) else x.shape
-        if tuple(shape) == tuple(x.shape):
+        if not varies(val):
             return x
+        shape = [evaluate(expression(n), sizes) for n in val.shape]
         if x.numel() == 0:
             return x.new_zeros(shape)
         for d, n in enumerate(shape):
@@ -134,7 +142,7 @@ class Program:
             if more:
                 last = x.narrow(d, x.shape[d] - 1, 1)
                 x = torch.cat([x, last.expand([more if k == d else m for k, m in enumerate(x.shape)])], d)
-        return x
+        return x.contiguous()
 
     def cut(self, x: Any, val: Any, real: dict[Expr, int]) -> Any:
         """A result without filling."""
@@ -151,7 +159,10 @@ class Program:
         # Elsewhere, as a view of an input is; and on a GPU, where the next call of a CUDA graph writes over results.
         end = begin + 1 + sum([max(n - 1, 0) * step for n, step in zip(shape, strides, strict=True)])
         out = x.new_empty(0).set_(x.new_empty(end).untyped_storage(), begin, shape, strides)
-        return out.copy_(x[tuple([slice(n) for n in shape])])
+        # Elements of an expanded dim are one.
+        parts = tuple([slice(n if step else min(n, 1)) for n, step in zip(shape, strides, strict=True)])
+        out[parts].copy_(x[parts])
+        return out
 
     def count(self, real: dict[Expr, int], found: Fixed) -> None:
         """Count packed elements, and filling."""
@@ -164,6 +175,18 @@ class Program:
 def varies(val: Any) -> bool:
     """True for a traced tensor whose sizes are not all numbers."""
     return isinstance(val, Tensor) and any([not isinstance(n, int) for n in val.shape])
+
+
+def sizes_of(module: torch.fx.GraphModule) -> set[Expr]:
+    """Sizes that vary, of all tensors of a graph and of its branches and loops."""
+    graphs = [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+    found = {n for graph in graphs for node in graph.nodes for n in shapes_in(node.meta.get("val"))}
+    return {n for n in found if getattr(n, "free_symbols", ())}
+
+
+def kind_of_data(symbol: Expr, sizes: Iterable[Expr]) -> str:
+    """Kind of a symbol that depends on data: a size, or a number that is the size of nothing."""
+    return "data" if any([symbol in size.free_symbols for size in sizes]) else "numbers"
 
 
 def kind_of(symbol: Expr, owners: Sequence[tuple[str, int, Expr]]) -> str:

@@ -77,15 +77,16 @@ class Graph:
     Attributes:
         full: the number of each symbol in the bucket.
         real: the real number of each symbol that is filled, a tensor without dims.
+        numbers: the real numbers of all symbols.
     """
 
     def __init__(self, module: torch.fx.GraphModule, full: Mapping[Expr, int], real: Mapping[Expr, Tensor]) -> None:
-        self.module, self.full = module, full
+        self.module, self.full, self.real = module, full, real
         self.device = next((x.device for x in real.values()), torch.device("cpu"))
         self.numbers: dict[Expr, Any] = {**full, **real}
         self.masks: dict[tuple[Expr, int], Tensor] = {}
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+    def __call__(self, inputs: Sequence[Any]) -> Any:
         """Run all operations; return outputs with filling, None in the place of numbers."""
         given, found = iter(inputs), dict[Node, Any]()
         for node in self.module.graph.nodes:
@@ -97,7 +98,7 @@ class Graph:
                 if isinstance(found[node], Tensor):
                     found[node] = Filled(found[node], (None,) * found[node].ndim)
             elif node.op == "output":
-                return [x.x if isinstance(x, Filled) else None for x in args[0]]
+                return pytree.tree_map(lambda x: x.x if isinstance(x, Filled) else None, args[0])
             else:
                 found[node] = self.run(node, args, kwargs)
         raise AssertionError("a graph has an output")
@@ -116,6 +117,8 @@ class Graph:
         target: Any = node.target
         if target is operator.getitem:
             return args[0][args[1]]
+        if isinstance(node.meta.get("val"), torch.SymFloat) and str(target).startswith("aten._local_scalar_dense"):
+            return Size(math.nan, args[0].x)
         varies = any([isinstance(x, Size) or (isinstance(x, Filled) and x.dims) for x in values_in(args, kwargs)])
         op = operator_of(target)
         if op is None:

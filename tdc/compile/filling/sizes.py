@@ -12,6 +12,10 @@ from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, 
 
 Sizes = Sequence[int]
 OP = "compile.Buckets"
+FIELDS = {"rows": "rows", "ends": "rows", "totals": "totals", "lengths": "lengths"}  # sizes of each kind, by name
+ANY = 1 << 62  # of a number that is no size: every graph takes it
+MORE = 1.02  # of a size that depends on data, beyond its proportion to totals
+WORTH = 0.9  # a new graph has at most so much of the sizes of one that is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,8 @@ class Buckets:
     Compile:
         Each graph has fixed sizes, so that `mode="reduce-overhead"` records it as a CUDA graph. Results, losses and
         gradients are those of the batch without filling. An operation whose filling cannot be taken out raises an
-        UnsupportedError that names it, as do sizes that depend on data.
+        UnsupportedError that names it. Sizes that depend on data are read before a graph runs, and filled in proportion
+        to totals.
 
     Example:
         >>> from tdc.compile import buckets, counted
@@ -64,7 +69,7 @@ class Buckets:
         if best is not None and last:
             return best
         new = self.rounded(real, kinds, last)
-        return new if best is None or new.total() < best.total() else best
+        return new if best is None or new.total() < WORTH * best.total() else best
 
     def rounded(self, real: Mapping[Expr, int], kinds: Mapping[Expr, str], every: bool) -> Fixed:
         """New sizes for a batch; with `every` there is room for others of all kinds."""
@@ -73,15 +78,19 @@ class Buckets:
         for symbol, n in real.items():
             kind = kinds[symbol]
             more = kind == "ends"  # offsets, one more than rows
-            given: Sizes | None = getattr(self, "rows" if more else kind) if kind else None
-            if given is not None:
+            given: Sizes | None = getattr(self, FIELDS[kind]) if kind in FIELDS else None
+            if kind == "numbers":
+                sizes[symbol] = ANY
+            elif given is not None:
                 sizes[symbol] = next_of(given, n - more, kind) + more
             elif every or kind == "lengths":
                 sizes[symbol] = (1 << max(n - more - 1, 0).bit_length()) + more
             else:
                 sizes[symbol] = next_fifth(n) if kind == "totals" else n
-            if given is not None or every or kind in ("totals", "lengths"):
+            if given is not None or every or kind in ("totals", "lengths", "data", "numbers"):
                 filled.append(symbol)
+        room = max([sizes[s] / max(n, 1) for s, n in real.items() if kinds[s] == "totals"], default=1.15)
+        sizes |= {s: max(2, math.ceil(n * room * MORE)) for s, n in real.items() if kinds[s] == "data"}
         return Fixed(sizes, tuple(filled))
 
 
@@ -103,7 +112,7 @@ class Fixed:
 
     def total(self) -> int:
         """A measure of filling, to compare graphs by."""
-        return sum(self.sizes.values())
+        return sum([n for n in self.sizes.values() if n < ANY])
 
 
 def next_of(sizes: Sizes, n: int, kind: str) -> int:
