@@ -2,6 +2,7 @@
 
     x (N, C)      positions of all planes, one example after another, each plane row by row; channels innermost
     sizes (B, n)  of each example's plane
+                  a last row of -1 says that positions of filling follow, whose results are zeros
     weight (D, C / groups, *K)
     out (M, D)    positions of the results, in the same order
 
@@ -86,6 +87,22 @@ def runs(sizes: Tensor, w: Windows, positions: int, total: int) -> list[Run]:
     return found
 
 
+def is_filled(sizes: Tensor) -> bool:
+    """True if positions of filling follow those of the sizes."""
+    return sizes.shape[0] > 0 and int(sizes[-1, 0]) < 0
+
+
+def real_part(sizes: Tensor, w: Windows) -> tuple[Tensor, int, int]:
+    """Sizes of planes alone, with their positions and those of their results."""
+    own = sizes[sizes[:, 0] >= 0]
+    return own, int(own.prod(1).sum()), sum([math.prod(w.of(size)) for size in own.tolist()])
+
+
+def before_zeros(x: Tensor, total: int) -> Tensor:
+    """Rows, and rows of zeros up to a total."""
+    return torch.cat([x, x.new_zeros(total - x.shape[0], x.shape[1])])
+
+
 def room(like: Tensor, found: list[Run], rows: int, channels: int, back: bool = False) -> Tensor:
     """Memory for results of the runs, or, `back`, for gradients of their inputs; zeros where they leave some out."""
     filled = sum([at.stop - at.start for at in [run.x if back else run.out for run in found]])
@@ -116,6 +133,9 @@ def of_weight(grad: Tensor, x: Tensor, w: Windows) -> Tensor:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total: int, *how: Any) -> Tensor:
     """x (N, C), weight (D, C / groups, *K), bias (D,) -> (M, D)."""
+    if is_filled(sizes):
+        sizes, n, m = real_part(sizes, Windows(tuple(weight.shape[2:]), *how))
+        return before_zeros(forward(x[:n], weight, bias, sizes, m, *how), total)
     if weight.shape[1] == 1 and x.dtype in HALF:  # of one channel in each group oneDNN may never return (torch 2.13)
         term = None if bias is None else widened(bias)
         return forward(widened(x), widened(weight), term, sizes, total, *how).to(x.dtype)
@@ -147,6 +167,9 @@ def given(x: Tensor, weight: Tensor, run: Run) -> tuple[Tensor, Tensor]:
 def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
     """The gradient of x, (M, D) -> (N, C)."""
     w = Windows(tuple(weight.shape[2:]), *how)
+    if is_filled(sizes):
+        sizes, n, m = real_part(sizes, w)
+        return before_zeros(backward_input(weight, grad[:m], sizes, n, *how), total)
     channels = weight.shape[1] * w.groups
     found = runs(sizes, w, total, grad.shape[0])
     if gathers(found, grad.shape[0], weight.shape[0], w, WIDE_INPUT):
@@ -170,6 +193,9 @@ def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how
 def backward_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: tuple[int, ...], *how: Any) -> Tensor:
     """The gradient of the weight, summed over examples: (N, C), (M, D) -> (D, C / groups, *K)."""
     w = Windows(tuple(kernel), *how)
+    if is_filled(sizes):
+        sizes, n, m = real_part(sizes, w)
+        return backward_weight(x[:n], grad[:m], sizes, kernel, *how)
     shape = (grad.shape[1], x.shape[1] // w.groups, *w.kernel)
     found = runs(sizes, w, x.shape[0], grad.shape[0])
     if gathers(found, grad.shape[0], grad.shape[1], w):

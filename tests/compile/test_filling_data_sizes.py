@@ -56,9 +56,13 @@ FUNCTIONS: dict[str, Any] = {
     "repeated": lambda x: x.repeat_interleave(x.lengths.clamp(max=3), 0).sum(1),
     "repeated by data": lambda x: x.values.repeat_interleave((x.values[:, 0] > 0).long() * 2, 0).sum(0),
     "joined": lambda x: torch.cat([x[:, 1:], x], 1).softmax(1),
+    "strided": lambda x: F.conv1d(columns(x), torch.ones(3, 4, 2), stride=2, padding=1),
+    "pooled": lambda x: F.max_pool1d(columns(x), 2, 2).sum(2),
+    "averaged": lambda x: F.avg_pool1d(columns(x), 2).sum(2),
 }  # fmt: skip
 
 
+@pytest.mark.cases(3, 6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_sizes_that_depend_on_data(name: str, monkeypatch: pytest.MonkeyPatch):
     poison(monkeypatch)
@@ -71,7 +75,8 @@ def test_sizes_that_depend_on_data(name: str, monkeypatch: pytest.MonkeyPatch):
     assert run.counts.buckets <= 5
 
 
-@pytest.mark.parametrize("name", ["from the second", "positions by a mask", "rows", "written"])
+@pytest.mark.cases(1, 2)
+@pytest.mark.parametrize("name", ["from the second", "positions by a mask", "rows", "strided", "written"])
 def test_gradients_of_sizes_that_depend_on_data(name: str, monkeypatch: pytest.MonkeyPatch):
     poison(monkeypatch)
     net = nn.Linear(4, 4)
@@ -95,6 +100,7 @@ def next_token(net: Any, ids: Any) -> Any:
     return F.cross_entropy(logits.values, ids[:, 1:].values)
 
 
+@pytest.mark.slow  # traces of two steps, forward and backward
 def test_steps_on_shifted_rows():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))

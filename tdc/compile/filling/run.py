@@ -49,8 +49,6 @@ IN_PLACE = (
     "view_as_real", "view_as_complex", "complex", "polar", "exponential", "new_empty_strided", "randint_like",
     "uniform", "normal_functional",
 )  # fmt: skip
-# Operators of our own on packed tensors and offsets, which read each row for itself and no filling.
-BY_ROW = ("varlen_attention", "varlen_attention_backward", "cached_attention")
 # Checks of sizes, which hold of the real ones: guards and the trace have asked them.
 CHECKS = ("_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata")
 WHOLE = ("SymInt", "int")
@@ -124,10 +122,9 @@ class Graph:
         if op is None:
             return self.number(node, args, kwargs, varies)
         found = RULES.get(f"{op.name}.{op.overload}") or RULES.get(op.name)
-        if varies and op.space == "aten" and found is not None:
+        if varies and op.space in ("aten", "tdc") and found is not None:
             return self.wrap(node.meta["val"], found(self, node, *args, **kwargs))
-        by_row = op.space == "tdc" and op.name in BY_ROW
-        if not varies or op.name in IN_PLACE or torch.Tag.pointwise in target.tags or by_row:
+        if not varies or op.name in IN_PLACE or torch.Tag.pointwise in target.tags:
             return self.plain(node, args, kwargs)
         if op.name not in CHECKS:
             raise refuse(str(target))

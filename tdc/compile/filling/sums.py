@@ -114,19 +114,46 @@ def batch_norm(g: Graph, node: Node, x: Filled, weight: Any, bias: Any, *args: A
 
 @rule("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm")
 def layer_norm(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
-    """A norm over last dims without filling."""
+    """A norm over last dims."""
     shape = args[0] if "backward" not in str(node.target) else args[1]
-    if any([isinstance(n, Size) for n in shape]) or "backward" in str(node.target):
+    if not any([isinstance(n, Size) for n in shape]):
+        return node.target(x.x, *bare(args), **bare(kwargs))
+    if "native_layer_norm." not in str(node.target):
         raise refuse(str(node.target))
-    return node.target(x.x, *bare(args), **bare(kwargs))
+    weight, bias, eps = bare(args[1:])
+    dims = list(range(x.x.ndim - len(shape), x.x.ndim))
+    values, count = x.x.to(WIDE.get(x.x.dtype, x.x.dtype)), count_of(g, x, dims)
+    middle = g.masked(Filled(values, x.sizes), 0, dims).sum(dims, True) / count
+    spread = g.masked(Filled((values - middle).square(), x.sizes), 0, dims).sum(dims, True) / count
+    scale = (spread + eps).rsqrt()
+    out = (values - middle) * scale
+    out = out if weight is None else out * weight
+    return (out if bias is None else out + bias).to(x.x.dtype), middle, scale
 
 
 @rule("native_group_norm")
 def group_norm(g: Graph, node: Node, x: Filled, weight: Any, bias: Any, n: Any, c: Any, hw: Any, *args: Any) -> Any:
     """A norm over groups of channels of whole examples."""
-    if isinstance(c, Size) or isinstance(hw, Size):
+    weight, bias = bare((weight, bias))
+    groups, eps = args
+    if isinstance(c, Size):
         raise refuse(str(node.target))
-    return aten.native_group_norm(x.x, *bare((weight, bias)), getattr(n, "full", n), c, hw, *args)
+    if not isinstance(hw, Size):
+        return aten.native_group_norm(x.x, weight, bias, getattr(n, "full", n), c, hw, groups, eps)
+    values, shape = x.x.to(WIDE.get(x.x.dtype, x.x.dtype)), [-1, c, *[1] * (x.x.ndim - 2)]
+
+    def mean(t: Tensor) -> Tensor:
+        total = g.masked(Filled(t, x.sizes), 0).flatten(2).sum(2)
+        return total.unflatten(1, (groups, -1)).sum(2) / (hw.real * (c // groups))
+
+    def put(t: Tensor) -> Tensor:
+        return t.repeat_interleave(c // groups, 1).view(shape)
+
+    middle = mean(values)
+    scale = (mean((values - put(middle)).square()) + eps).rsqrt()
+    out = (values - put(middle)) * put(scale)
+    out = out if weight is None else out * weight.view(shape)
+    return (out if bias is None else out + bias.view(shape)).to(x.x.dtype), middle, scale
 
 
 @rule("remainder", "fmod", "floor_divide", "div")
@@ -159,17 +186,6 @@ def product(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Tensor:
     return target(*bare(added), *given, **kwargs)
 
 
-BY_EXAMPLE = (
-    "im2col", "col2im", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d",
-    "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
-    "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-    "grid_sampler_2d", "grid_sampler_3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad1d", "replication_pad2d", "replication_pad3d", "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
-)  # fmt: skip
-
-
 MATRICES = (
     "linalg_inv_ex", "linalg_cholesky_ex", "cholesky_inverse", "linalg_qr", "_linalg_det", "_linalg_slogdet",
     "linalg_lu", "linalg_lu_factor_ex", "_linalg_eigh", "linalg_eig", "_linalg_svd", "linalg_matrix_exp",
@@ -187,14 +203,6 @@ def by_matrix(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
     return node.target(*bare(args), **bare(kwargs))
 
 
-@rule("convolution", "convolution_backward")
-def convolution(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
-    """A convolution: filling is zero, as padding at the end of a plane is."""
-    if any([isinstance(x, Size) or (isinstance(x, Filled) and 1 in x.dims) for x in args]):
-        raise refuse(str(node.target))
-    return node.target(*[g.masked(x, 0) if isinstance(x, Filled) else x for x in args], **bare(kwargs))
-
-
 @rule("kthvalue", "mode", "median", "nanmedian")
 def in_order(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
     """Elements by their order, along a dim without filling."""
@@ -202,18 +210,6 @@ def in_order(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
     if dim is None or dim % x.x.ndim in x.dims:
         raise refuse(str(node.target))
     return node.target(x.x, *args, **kwargs)
-
-
-@rule(*BY_EXAMPLE, *[f"{name}_backward" for name in BY_EXAMPLE])
-def by_example(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
-    """An operation that mixes all dims but the first; gradients of filling are zero."""
-    given = [*args, *kwargs.values()]
-    inside = any([d != 0 for x in given if isinstance(x, Filled) for d in x.dims])
-    if inside or any([isinstance(x, Size) for x in given]):
-        raise refuse(str(node.target))
-    masked = "backward" in str(node.target)
-    parts = [g.masked(x, 0) if masked and isinstance(x, Filled) else bare(x) for x in args]
-    return node.target(*parts, **bare(kwargs))
 
 
 @rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
