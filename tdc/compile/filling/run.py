@@ -136,7 +136,10 @@ class Graph:
         if not varies:
             return self.wrap(node.meta.get("val"), target(*bare(args), **bare(kwargs)))
         if is_of_higher_order(target):
-            raise refuse(str(target))
+            found = RULES.get(f"higher_order.{target.__name__}")
+            if found is None:
+                raise refuse(str(target))
+            return self.wrap(node.meta.get("val"), found(self, node, *args, **kwargs))
         on_tensors: Any = ON_TENSORS.get(target, target)
         given = chosen(args, "Scalar")
         if any([isinstance(n, float) for n in values_in(given)]):  # else torch's default of fewer digits
