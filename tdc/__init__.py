@@ -73,6 +73,7 @@ from .tensordict.nbytes import nbytes as nbytes
 from .tensordict.nbytes import param_count as param_count
 from .tensordict.nodes import Static as Static
 from .tensordict.object_array import ObjectArray as ObjectArray
+from .tensordict.shared import Shared as Shared
 from .tensordict.tensorclass import TensorClass as TensorClass
 from .tensordict.tensorclass import tensorclass as tensorclass
 from .tensordict.tensordict import TensorDict as TensorDict

@@ -26,7 +26,7 @@ from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.storage import is_ragged
-from tdc.tensordict.tensordict import TensorDict
+from tdc.tensordict.tensordict import TensorDict, on_rows
 
 
 class Lanes:
@@ -302,6 +302,7 @@ def along(x: Any, dim: Any) -> Any:
         raise DtypeError(message(OP, "an int or None in in_dims", describe(dim), hint=hint))
     if isinstance(x, TensorDict):
         dim = normal_dim(dim, len(x._size), OP)
+        return on_rows(lambda leaf: map_leaves(lambda part: lane(part, dim), leaf), x)
     leaves, spec = flatten(x)
     return unflatten([lane(leaf, dim) for leaf in leaves], spec)
 

@@ -17,6 +17,7 @@ from tdc.core import pytree
 from tdc.core.dynamo import constant
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.ragged.storage import is_ragged
+from tdc.tensordict.tensordict import TensorDict, on_rows
 
 NUMBERS = (bool, int, float, complex)
 NUMBER_ASKED = "tensors that stay tensors", "a number asked of one that differs between examples"
@@ -220,7 +221,20 @@ def as_result(x: Any, count: int) -> Any:
         is_float = found.number and found.data.is_floating_point()
         return found.data.to(torch.get_default_dtype()) if is_float else found.data
 
+    if isinstance(x, TensorDict):
+        return on_rows(lambda part: as_result(part, count), x, one_for_all)
+    if type(x) in (tuple, list, dict):
+        parts = [as_result(part, count) for part in (x.values() if isinstance(x, dict) else x)]
+        return dict(zip(x, parts, strict=True)) if isinstance(x, dict) else type(x)(parts)
     return map_leaves(leaf, x)
+
+
+def one_for_all(x: Any) -> Any:
+    """The tensor of a Shared in a result; an error where the examples have different ones."""
+    if type(x) is Lane:
+        hint = "td.set(key, tensor), without Shared, for one of each example"
+        raise StructureError(message(OP, "a Shared that all examples share", "one of each example", hint=hint))
+    return x
 
 
 RESULT = "the result"

@@ -35,6 +35,7 @@ from tdc.core.keys import show
 from tdc.core.rules import DISPATCH, IMPLS
 from tdc.core.typing import KeyPath
 from tdc.ragged.storage import data_of
+from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.tensordict import TensorDict
 
 Leaf = tuple[KeyPath, Any]  # the key, () outside of a TensorDict, and a tensor, a batch or a GradientEdge
@@ -193,7 +194,7 @@ def leaves_of(op: str, x: Any) -> list[Leaf]:
     if not is_one(x):
         raise DtypeError(message(op, "tensors and containers", describe(x), hint="grad(loss, [x, td])"))
     if isinstance(x, TensorDict):
-        leaves: list[Leaf] = [(p, x._leaves[p]) for p in keys_in(x) or ()]
+        leaves: list[Leaf] = [(p, unwrap(x._leaves[p])) for p in keys_in(x) or ()]
     else:
         leaves = [((), x)] if differentiable(x) or not is_whole(x) else []
     if not leaves:

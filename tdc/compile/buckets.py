@@ -31,6 +31,7 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedE
 from tdc.layout.structure import Structure, extent_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.tensordict.shared import over, without_shared
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import build_td
 
@@ -137,7 +138,7 @@ def unbucket(x: T, valid: Tensor) -> T:
 def packed_leaves(x: Any) -> bool:
     """True if there is a packed batch to fill; refuse values that cannot be filled."""
     if is_tensordict(x) and len(x._size) == 1:
-        return any([packed_leaves(leaf) for leaf in x._leaves.values() if not isinstance(leaf, Tensor)])
+        return any([packed_leaves(leaf) for leaf in without_shared(x._leaves).values() if not isinstance(leaf, Tensor)])
     if isinstance(x, NestedTensor) and x.structure.batch_dim == 0 and x.structure.packed_dim == 0:
         return True
     if isinstance(x, MaskedBatch) and x.batch_dim == 0:
@@ -160,11 +161,14 @@ def next_size(count: int, sizes: Sizes, name: str, what: str) -> int:
 def fill(x: Any, count: int, totals: Sizes, lengths: Sizes | None) -> Any:
     """A batch of `count` rows."""
     if is_tensordict(x):
-        leaves = {path: fill(leaf, count, totals, lengths) for path, leaf in x._leaves.items()}
-        return build_td(leaves, x._nodes, torch.Size([count]), x._device)
+        size = torch.Size([count])
+        leaves = {path: over(fill(leaf, count, totals, lengths), size) for path, leaf in x._leaves.items()}
+        return build_td(leaves, x._nodes, size, x._device)
     if isinstance(x, NestedTensor):
         return fill_nested(x, count, totals, lengths)
-    return fill_masked(x, count, lengths) if isinstance(x, MaskedBatch) else mark_static(repeated(x, count))
+    if isinstance(x, MaskedBatch):
+        return fill_masked(x, count, lengths)
+    return mark_static(repeated(x, count)) if isinstance(x, Tensor) else x
 
 
 def repeated(x: Tensor, count: int) -> Tensor:

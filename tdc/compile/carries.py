@@ -25,10 +25,11 @@ from torch import Tensor
 from tdc.compile.upstream import traced
 from tdc.core import pytree
 from tdc.core.dynamo import storage_id
-from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import parts
 from tdc.core.typing import MISSING
 from tdc.ragged.storage import BATCHES, data_of, is_ragged, with_data
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.tensordict import TensorDict
 
 CONSTANTS = (str, type(None))
@@ -151,6 +152,10 @@ def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
     """Refuse ragged and padded batches where tensors are sliced or stacked step by step."""
     found = pytree.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     wrong: list[str] = []
+    tds = [x for _, x in found if isinstance(x, TensorDict)]
+    shared = [describe(leaf) for x in tds for leaf in x._leaves.values() if type(leaf) is Shared]
+    cure = "td.exclude(key), and the tensor itself from outside of the function"
+    refuse_wrong(UnsupportedError, op, f"rows in {what}", shared, "that all steps share", cure)
     for path, x in found:
         inner = x._leaves.items() if isinstance(x, TensorDict) else [((), x)]
         wrong += [

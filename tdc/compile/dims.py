@@ -35,6 +35,7 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
@@ -158,7 +159,10 @@ class Reader:
             if not (is_dim and key == "batch"):
                 self.below(value, (key,) if isinstance(key, str) else key, keys, path, specs)
         batch = self.batch(spec["batch"] if is_dim else rest, td.batch_size, path, outer)
-        found = [self.container(x, specs.get(p, rest), (*path, *p), batch) for p, x in sorted(leaves.items())]
+        found = [
+            self.container(x, specs.get(p, rest), (*path, *p), [] if type(x) is Shared else batch)
+            for p, x in sorted(leaves.items())
+        ]
         return [entry for entries in found for entry in entries]
 
     def below(self, spec: Any, key: Any, keys: set[Keys], path: Keys, specs: dict[Keys, Any]) -> None:

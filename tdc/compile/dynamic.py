@@ -20,6 +20,7 @@ from tdc.core.dynamo import mark_dynamic
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
@@ -160,7 +161,7 @@ def dynamic_shapes(tree: Any, *, batch_dim: int = 0) -> Any:
     def one(x: Any) -> Any:
         if isinstance(x, TensorDict):
             leaves, batch = [x._leaves[p] for p in ordered(x._leaves)], dict.fromkeys(range(x.ndim), Dim.AUTO)
-            return [{**batch} if isinstance(leaf, Tensor) else one(leaf) for leaf in leaves]
+            return [{**batch} if isinstance(leaf, Tensor) else one(unwrap(leaf)) for leaf in leaves]
         if isinstance(x, Container):
             found = [*axes_of(x, "batch"), *axes_of(x, "length")]
             return [{axis: Dim.AUTO for t, axis, _ in found if t is part} for part in pytree.tree_leaves(x)]

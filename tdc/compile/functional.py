@@ -31,6 +31,7 @@ from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.nodes import Nodes
 from tdc.tensordict.paths import all_ancestors, join
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Tensors = dict[KeyPath, Any]
@@ -268,6 +269,7 @@ def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weigh
             x = leaves.get((*head, name) if head else name)
             if x is not None:
                 found += 1
+                x = x.value if type(x) is Shared else x
                 here[name] = x
                 if own is not None:
                     odd = odd or x.shape != own.shape or (tied.setdefault(id(own), x) is not x and tie_weights)

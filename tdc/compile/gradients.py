@@ -30,6 +30,7 @@ from tdc.core.typing import KeyPath
 from tdc.layout.structure import require_same
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import BATCHES, data_of, with_data
+from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -266,7 +267,7 @@ def given(x: Any, tensor: Tensor | None) -> Any:
 
 def by_path(td: TensorDict, given: Iterator[Any]) -> dict[KeyPath, tuple[Any, Any]]:
     """Pair the differentiable leaves of a TensorDict, in pytree order, with the next of the given values."""
-    return {p: (td._leaves[p], next(given)) for p in ordered(td._leaves) if differentiable(td._leaves[p])}
+    return {p: (td._leaves[p], next(given)) for p in ordered(td._leaves) if differentiable(unwrap(td._leaves[p]))}
 
 
 def is_batch(x: Any) -> bool:
@@ -387,7 +388,8 @@ def in_form(op: str, part: Part, given: Any, words: tuple[str, str]) -> list[Ten
 
 def keys_in(x: Any) -> list[KeyPath] | None:
     """Keys of the differentiable leaves of a TensorDict, in pytree order."""
-    return [p for p in ordered(x._leaves) if differentiable(x._leaves[p])] if isinstance(x, TensorDict) else None
+    leaves = x._leaves if isinstance(x, TensorDict) else None
+    return None if leaves is None else [p for p in ordered(leaves) if differentiable(unwrap(leaves[p]))]
 
 
 def static_sizes(x: Any) -> list[int]:

@@ -36,6 +36,8 @@ from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import data_of, is_ragged, with_data
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -154,7 +156,7 @@ def of_result(op: str, y: Any, parts: list[Part], rows: Rows, argnums: int | tup
     if isinstance(y, TensorDict):
         cells = by_path(y, rows)
         columns: list[Any] = [
-            TensorDict({p: wrt(op, leaf, part, row[j]) for p, (leaf, row) in cells.items()}, y.batch_size)
+            TensorDict({p: beside(x, wrt(op, unwrap(x), part, row[j])) for p, (x, row) in cells.items()}, y.batch_size)
             for j, part in enumerate(parts)
         ]
     elif differentiable(y):
@@ -172,9 +174,17 @@ def wrt(op: str, y: Any, part: Part, tensors: list[Tensor]) -> Any:
         if not isinstance(x, TensorDict):
             return cell(op, y, x, next(it)) if differentiable(x) else None
         size = y.shape[: min(y.ragged_dims)] if is_ragged(y) else (*y.shape, *x.batch_size)
-        return TensorDict({p: cell(op, y, leaf, tensor) for p, (leaf, tensor) in by_path(x, it).items()}, size)
+        cells = {p: beside(leaf, cell(op, y, leaf, tensor)) for p, (leaf, tensor) in by_path(x, it).items()}
+        return TensorDict(cells, size)
 
     return pytree.tree_map(one, part.arg, is_leaf=is_container)
+
+
+def beside(leaf: Any, found: Any) -> Any:
+    """A Jacobian of or by a leaf; of a Shared all tensors are Shared, since batch dims are not theirs."""
+    if type(leaf) is not Shared:
+        return found
+    return found.with_batch_size(()).apply(Shared) if isinstance(found, TensorDict) else Shared(found)
 
 
 def cell(op: str, y: Any, x: Any, tensor: Tensor) -> Any:

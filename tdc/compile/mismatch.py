@@ -74,7 +74,7 @@ class Mismatch:
     def tensordict(self, want: Any, got: Any, at: str) -> None:
         """Keys and static values, then the leaves."""
         for path, rank in zip(want._size[0], want._size[1], strict=True) if want._leaves else ():
-            dims = ndim_of(want._leaves[path]) - rank
+            dims = ndim_of(want._leaves[path]) - rank if isinstance(rank, int) else got.ndim  # a Shared has no rank
             if dims != got.ndim:
                 self.lines.append(f"{at}: batch_size {show_sizes(got.batch_size)} instead of {dims} batch dims")
                 return

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile._torch.levels import current_level, level_of
 from tdc.compile.any_size import AnySize
 from tdc.compile.carries import is_container, put_back, tensors_in
 from tdc.core import pytree
 from tdc.core.arguments import expect_at_least, expect_function, normal_dim
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import is_batched, trace_as
 from tdc.core.errors import (
     CallError,
     DtypeError,
@@ -34,6 +35,7 @@ from tdc.core.errors import (
     describe,
     first_line,
     message,
+    refuse_wrong,
 )
 from tdc.core.keys import as_path, missing_key
 from tdc.core.typing import MISSING
@@ -41,6 +43,7 @@ from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import axis_of, data_of, is_ragged, with_static
 from tdc.tensordict.paths import ancestors, ordered
+from tdc.tensordict.shared import Shared, like
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -90,18 +93,18 @@ def vmap(
         dims = [d for arg, dim in zip((*args, kwargs), (*given, 0), strict=True) for d in dims_of(arg, dim)]
         pairs = [for_torch(x, d) for x, d in zip(flat, dims, strict=True)]
         check_mapped(flat, dims)
-        at = first(out_dims)
+        at, held = first(out_dims), flat[:0]  # its Shared tensors, as yet none
         form: list[Any] = []
 
         def inner(*parts: Any) -> Any:
             positional, named = pytree.tree_unflatten(list(parts), spec)
             with AnySize() if torch.compiler.is_compiling() else nullcontext():
-                out = fn(*positional, **named)
+                out = shared_in(fn(*positional, **named), held)
             return out if at != 0 else mapped_tensors(out, form)  # what is not mapped may be anything
 
         run = torch.vmap(inner, tuple([d for _, d in pairs]), at, randomness, chunk_size=chunk_size)
         out = in_words(run, [x for x, _ in pairs])
-        return results_at(put_back(out, form) if at == 0 else out, out_dims)
+        return with_shared(results_at(put_back(out, form) if at == 0 else out, out_dims), held)
 
     return mapped
 
@@ -150,6 +153,37 @@ def mapped_tensors(out: Any, form: list[Any]) -> list[Tensor]:
     return tensors
 
 
+def shared_in(out: Any, held: list[Any]) -> Any:
+    """A result; its Shared tensors go to `held`. One that differs between the examples is refused."""
+    tds = [x for x in pytree.tree_leaves(out, is_leaf=is_container) if isinstance(x, TensorDict)]
+    held[:] = [x.value for td in tds for p in ordered(td._leaves) for x in [td._leaves[p]] if type(x) is Shared]
+    wrong = [describe(Shared(x)) for x in held if is_mapped(x)]
+    hint = "td.set(key, tensor), without Shared, for one of each example"
+    refuse_wrong(StructureError, "vmap", "Shared results that all examples share", wrong, "that differ", hint)
+    return out
+
+
+def is_mapped(x: Tensor) -> bool:
+    """True if a tensor differs between the examples of the innermost vmap."""
+    return level_of(x) == current_level()
+
+
+trace_as(is_mapped, is_batched)  # Dynamo knows no levels of tensors
+
+
+def with_shared(out: Any, held: list[Any]) -> Any:
+    """A result with the Shared tensors that it had before torch gave each example one."""
+    values = iter(held)
+
+    def put(x: Any) -> Any:
+        if not isinstance(x, TensorDict):
+            return x
+        shared = [p for p in ordered(x._leaves) if type(x._leaves[p]) is Shared]
+        return x._with({**x._leaves, **{p: like(x._leaves[p], next(values)) for p in shared}}, x._nodes)
+
+    return pytree.tree_map(put, out, is_leaf=is_container) if len(held) else out
+
+
 def first(out_dims: Any) -> Any:
     """out_dims for `torch.vmap`: 0, and None where None is asked for."""
     if not isinstance(out_dims, (tuple, list)):
@@ -183,7 +217,8 @@ def dims_in(td: TensorDict, dim: Any) -> list[Any]:
     elif isinstance(dim, Mapping):
         named = {as_path(key, "vmap"): d for key, d in dim.items()}
     else:
-        return [dim if dim is None else normal_dim(dim, len(td._size), "vmap")] * len(paths)
+        d = dim if dim is None else normal_dim(dim, len(td._size), "vmap")
+        return [None if type(td._leaves[p]) is Shared else d for p in paths]
     for path in named:
         if path not in td._leaves and path not in td._nodes:
             raise missing_key("vmap", path, [*td._leaves, *td._nodes])

@@ -160,7 +160,7 @@ class Container(Frozen):
 
 ONE_TENSOR = {  # what a container has of a tensor
     "nested": "x.values, or x.to_padded().filled(0) with padding", "masked": "x.data, or x.filled(0)",
-    "two_level": "x.values.values", "tensordict": "td['key'], or torch.stack of leaves of one shape",
+    "two_level": "x.values.values", "leaf": "x.value", "tensordict": "td['key'], or torch.stack of leaves of one shape",
 }  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
     """Name of the row that runs `op` for a container class, or the outermost of several types; else an
     UnsupportedError."""
     kind = (cls if len(types) < 2 else outermost(types))._kind
-    row = DISPATCH[kind].get(op)
+    row = DISPATCH.get(kind, {}).get(op)  # a leaf has none
     if row is None:
         missing(op, kind)
     return watched(row, op) if BLOCKS else row

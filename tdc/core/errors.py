@@ -194,7 +194,9 @@ def describe(x: Any) -> str:
         return f"the class {x.__name__}"
     if isinstance(x, ModuleType):  # which may have a function of the name `shape`
         return f"the module {x.__name__}"
-    name, shape = getattr(x, "_label", type(x).__name__), sizes_of(x)
+    name = getattr(x, "_label", type(x).__name__)
+    x = getattr(x, "_shown", x)
+    shape = sizes_of(x)
     dtype = None if is_dict(x) else getattr(x, "dtype", None)
     if shape is None:
         return name

@@ -174,12 +174,14 @@ def name_of(op: Op) -> str:
 
 CLASS_NAMES = {
     "tensordict": "TensorDict", "nested": "NestedTensor", "masked": "MaskedBatch", "two_level": "TwoLevelTensor",
+    "leaf": "a leaf",
 }  # fmt: skip
 CONVERSIONS = {
     "tensordict": "apply it leaf by leaf with td.apply(fn)",
     "nested": "convert with x.to_padded(), or loop over x.unbind()",
     "masked": "convert with x.to_packed(), or use x.data and x.mask",
     "two_level": "x.with_values(fn(x.values)), where dim 1 of x.values counts the elements of an inner example",
+    "leaf": "x.value + 1, or td[key] of the TensorDict that holds it",
 }
 INSTEAD = {  # of functions that no kind of ragged batch has a rule for
     "_pack_padded_sequence": "nn.LSTM(..., batch_first=True) and the like take the batch itself",

@@ -49,6 +49,7 @@ from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Static
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import top_keys
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.storage import Leaves, subtree
 from tdc.tensordict.tensordict import TensorDict
 
@@ -292,7 +293,8 @@ def children(leaves: Leaves, nodes: Any, prefix: str, rows: int, wrong: dict[str
         names.append(key)
         try:
             if key in leaves:
-                arrays.append(array_of(unwrap(leaves[key]), pa))
+                leaf = leaves[key]
+                arrays.append(array_of(leaf if type(leaf) is Shared else unwrap(leaf), pa))
             elif type(nodes[key]) is Static:
                 raise Unfit(repr(nodes[key]))
             else:

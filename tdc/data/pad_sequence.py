@@ -45,6 +45,7 @@ from tdc.ragged.pack import pack
 from tdc.tensordict.mapping import existing_path
 from tdc.tensordict.nodes import Nodes, statics, without_extra
 from tdc.tensordict.paths import depth, within
+from tdc.tensordict.shared import Shared, check_equal, seated, without_shared
 from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_examples, same_keys, together
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -166,10 +167,11 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
         return list(examples)
     out = []
     for x in examples:
-        sizes = [batch_of(leaf)[: len(x._size) + batch_dims] for leaf in x._leaves.values()]
+        sizes = [batch_of(leaf)[: len(x._size) + batch_dims] for leaf in without_shared(x._leaves).values()]
         size = torch.Size(sizes[0] if sizes else x.batch_size)
-        check_leaves("data.unpad_sequence", x._leaves, x._nodes, size, "give fewer batch_dims")
-        out.append(build_td(x._leaves, x._nodes, size, x.device))
+        leaves = seated(x._leaves, x._nodes, size)
+        check_leaves("data.unpad_sequence", leaves, x._nodes, size, "give fewer batch_dims")
+        out.append(build_td(leaves, x._nodes, size, x.device))
     return out
 
 
@@ -179,8 +181,9 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
 def one_length(td: TensorDict, examples: Sequence[TensorDict]) -> bool:
     """True if all leaves are ragged in the first dim of the examples, and have the same length there in each."""
     k = len(td._size)
-    ragged = [isinstance(x, (NestedTensor, MaskedBatch)) and k in x.ragged_dims for x in td._leaves.values()]
-    lengths = [{leaf.shape[k - 1] for leaf in x._leaves.values()} for x in examples] if all(ragged) else []
+    rows = without_shared(td._leaves)
+    ragged = [isinstance(x, (NestedTensor, MaskedBatch)) and k in x.ragged_dims for x in rows.values()]
+    lengths = [{x._leaves[p].shape[k - 1] for p in rows} for x in examples] if all(ragged) else []
     return bool(ragged) and all(ragged) and all([len(found) == 1 for found in lengths])
 
 
@@ -249,7 +252,7 @@ def stack_along(op: OpName, tds: list[TensorDict], dim: int, keys: Any, convert:
     if not isinstance(dim, int) or dim < 0:
         raise ShapeError(message(op, "a dim of at least 0", f"{dim!r}", hint="dim=0 is the first dim of an example"))
     if keys is None:
-        dims = {p: dim + 1 for p, x in first._leaves.items() if x.ndim > dim}
+        dims = {p: dim + 1 for p, x in without_shared(first._leaves).items() if x.ndim > dim}
     else:
         dims = dict.fromkeys(dims_of(op, first, keys), dim + 1)
     leaves = stack_leaves(op, tds, dims, convert, "name keys that differ in keys=, or keep them out of the batch")
@@ -259,6 +262,7 @@ def stack_along(op: OpName, tds: list[TensorDict], dim: int, keys: Any, convert:
 def as_batch(op: OpName, leaves: Leaves, nodes: Nodes, size: tuple[int, ...], device: Any) -> TensorDict:
     """A TensorDict of stacked leaves."""
     batch_size = torch.Size(size)
+    leaves = seated(leaves, nodes, batch_size)
     check_leaves(op, leaves, nodes, batch_size, "ragged dims lie behind the batch dims")
     mark_examples(leaves)
     return build_td(leaves, nodes, batch_size, device)
@@ -274,6 +278,11 @@ def stack_leaves(
     known: list[tuple[Any, NestedTensor]] = []
     for path, xs in together(op, *tds):
         dims = ragged.get(path)
+        shared = [x for x in xs if type(x) is Shared]
+        if len(shared) == len(xs):
+            check_equal(op, shared)
+            leaves[path] = shared[0]
+            continue
         wrong_kind, wrong_shape = misfits(xs, dims)
         if wrong_kind:
             kinds[show(path)] = wrong_kind

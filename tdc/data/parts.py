@@ -42,7 +42,6 @@ from tdc.io.files import origin_of
 from tdc.ops.tensordict.copy import copy_
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.storage import BATCHES
-from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
@@ -172,7 +171,7 @@ def check_out(out: Any, td: TensorDict, dim: int) -> None:
     if len(out._size) <= dim or out._size[dim] != td._size[dim]:
         expected, got = f"out with {td._size[dim]} examples along dim {dim}", describe(out)
         raise ShapeError(message(OP, expected, got, hint="out has the batch size of all results together"))
-    wrong = {show(p): describe(unwrap(x)) for p, x in out._leaves.items() if not isinstance(x, (Tensor, MaskedBatch))}
+    wrong = {show(p): describe(x) for p, x in out._leaves.items() if not isinstance(x, (Tensor, MaskedBatch))}
     hint = "leave out= away, and save the result: it has no place before all sizes are known"
     refuse_wrong(DtypeError, OP, "tensors and padded batches to write into", wrong, "others", hint)
     closed = [show(p) for p, x in out._leaves.items() if eager() and is_closed(x)]

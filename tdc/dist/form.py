@@ -36,6 +36,7 @@ from tdc.ragged.nested import NestedTensor
 from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 MOST = 256  # forms that are kept before all are forgotten
@@ -174,6 +175,9 @@ FORMS: dict[bytes, Form] = {}
 def as_td(op: str, x: Any) -> tuple[TensorDict, bool]:
     """A structure as a TensorDict, and whether it was a single leaf."""
     if isinstance(x, TensorDict):
+        shared = {show(p): describe(leaf) for p, leaf in x._leaves.items() if type(leaf) is Shared}
+        hint = "td.exclude(key), and td.set(key, Shared(x)) again; x can be sent by itself"
+        refuse_wrong(UnsupportedError, op, "leaves of rows", shared, "others", hint)
         return x, False
     if isinstance(x, Tensor):
         return build_td({BARE: x}, {}, x.shape), True

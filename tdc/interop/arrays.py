@@ -34,6 +34,7 @@ from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import join, top_keys
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.storage import Leaves, subtree
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -284,7 +285,7 @@ def to_struct_array(td: TensorDict) -> Any:
         ([0, 1, 2], ('xy', 'meta'))
     """
     expect(WRITE_FIELDS, td, TensorDict)
-    wrong = {show(p): describe(x) for p, x in td._leaves.items() if not has_dtype(unwrap(x))}
+    wrong = {show(p): describe(x) for p, x in td._leaves.items() if type(x) is Shared or not has_dtype(unwrap(x))}
     wrong |= {show(p): repr(n) for p, n in td._nodes.items() if type(n) is Static}
     hint = "td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves"
     refuse_wrong(UnsupportedError, WRITE_FIELDS, "leaves with a numpy dtype", wrong, "others", hint)

@@ -25,10 +25,11 @@ from tdc.core.container import Container
 from tdc.core.errors import DtypeError, KeyPathError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
-from tdc.tensordict.leaf import PROTOCOLS
+from tdc.tensordict.leaf import PROTOCOLS, unwrap
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.nodes import Static
 from tdc.tensordict.paths import join, ordered, within
+from tdc.tensordict.shared import like
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 ROOT = "value"  # the path of a tree that is one leaf
@@ -263,13 +264,15 @@ def load_into(
         hint = "strict=False loads the rest and reports these"
         expected = "the names and shapes of params"
         refuse_wrong(StructureError, OP, expected, {**wrong, **report.mismatched}, "that differ", hint)
-    new = {own[name]: given[name].detach().to(params._leaves[own[name]]) for name in report.loaded}
+    before = params._leaves
+    loaded = {own[name]: given[name].detach() for name in report.loaded}
+    new = {p: like(before[p], x.to(unwrap(before[p]))) for p, x in loaded.items()}
     return build_td({**params._leaves, **new}, params._nodes, params._size, params._device), report
 
 
 def compared(params: TensorDict, own: dict[str, KeyPath], given: dict[str, Any]) -> LoadReport:
     """Which names agree, and which do not; `own` are those of the parameters with the prefix."""
-    both = {name: (given[name], params._leaves[path]) for name, path in own.items() if name in given}
+    both = {name: (given[name], unwrap(params._leaves[path])) for name, path in own.items() if name in given}
     fits = [name for name, (x, like) in both.items() if isinstance(x, Tensor) and x.shape == like.shape]
     mismatched = {
         name: f"{describe(x)}, wanted {describe(y)}" for name, (x, y) in both.items() if name not in set(fits)

@@ -33,6 +33,7 @@ from tdc.interop.arrays import columns, is_struct_array
 from tdc.interop.pytrees import as_entry
 from tdc.ragged.storage import BATCHES
 from tdc.tensordict.mapping import Keyed
+from tdc.tensordict.shared import without_shared
 from tdc.tensordict.storage import common, is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
@@ -66,7 +67,7 @@ def infer_batch_size(tree: Any, max_dims: int | None = None) -> torch.Size:
     if max_dims is not None and max_dims < 0:
         got = f"{max_dims}"
         raise ShapeError(message("interop.infer_batch_size", "max_dims of at least 0", got, hint="leave it out"))
-    sizes = [batch_of(x) for x in as_tensordict(tree)._leaves.values()]
+    sizes = [batch_of(x) for x in without_shared(as_tensordict(tree)._leaves).values()]
     size = sizes[0] if sizes else torch.Size()
     for other in sizes[1:]:
         size = common(size, other)
@@ -286,7 +287,7 @@ def batch_of(leaf: Any) -> torch.Size:
 
 def shared_size(td: TensorDict, dims: int) -> torch.Size:
     """The first `dims` sizes, which all leaves share."""
-    op, leaves = "as_tensordict", td._leaves
+    op, leaves = "as_tensordict", without_shared(td._leaves)
     sizes = {p: batch_of(x)[:dims] for p, x in leaves.items()}
     full = [z for z in sizes.values() if len(z) == dims]
     first = full[0] if full else None

@@ -38,6 +38,7 @@ from tdc.tensordict.leaf import Leaf, unwrap, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import join, within
+from tdc.tensordict.shared import Shared, build_shared
 from tdc.tensordict.storage import Leaves, is_tensordict, mark_examples, put_leaf, put_node
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -256,6 +257,8 @@ def is_size(n: Any) -> bool:
 
 def leaf_spec(leaf: Any, ndim: int) -> LeafSpec:
     """The spec of one leaf; padded sizes count as ragged."""
+    if type(leaf) is Shared:
+        return LeafSpec("Shared", leaf.value.dtype, tuple(leaf.value.shape), leaf.device)
     dims: tuple[int, ...] = leaf.ragged_dims if isinstance(leaf, (NestedTensor, MaskedBatch)) else ()
     shape = tuple([-1 if d in dims else n for d, n in enumerate(leaf.shape)])
     kind = "Tensor" if isinstance(leaf, Tensor) else type(unwrap(leaf)).__name__
@@ -356,4 +359,12 @@ def node_text(entry: Any) -> str:
     return f"{name} with {extra_of(entry)} more batch dims" if extra_of(entry) else name
 
 
-MAKERS = {"Tensor": zero_tensor, "NestedTensor": zero_nested, "MaskedBatch": zero_masked, "ObjectArray": no_objects}
+def zero_shared(entry: LeafSpec, shape: tuple[int, ...], device: torch.device | None) -> Shared:
+    value = torch.zeros(entry.shape, dtype=entry.dtype, device=device)
+    return build_shared(value, (*shape[: len(shape) - len(entry.shape)], 0))
+
+
+MAKERS = {
+    "Tensor": zero_tensor, "NestedTensor": zero_nested, "MaskedBatch": zero_masked, "ObjectArray": no_objects,
+    "Shared": zero_shared,
+}  # fmt: skip

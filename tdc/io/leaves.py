@@ -5,6 +5,7 @@
     TwoLevelTensor "two_level" those of its NestedTensor, and outer, its offsets
     ObjectArray    "objects"   no tensor, its objects as JSON
     Static         "json"      no tensor, its value as JSON
+    Shared         "shared"    value
     any tensor     "tensor"    itself
 
 A tensor that is there twice, as tied weights or the offsets that ragged leaves share, is stored once and comes back as
@@ -35,6 +36,7 @@ from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.leaf import unwrap, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner, name_of
 from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.shared import Shared, over
 from tdc.tensordict.storage import Leaves, mark_examples
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -73,7 +75,7 @@ def described(op: str, td: TensorDict, content: bool = True) -> tuple[Table, dic
                 table[keys[:n]] = as_node(entries[path_of(keys[:n])], size, known_sizes)
         if not node:
             try:
-                kind, data, own = taken_apart(unwrap(found))
+                kind, data, own = taken_apart(found)
                 if content and any([x.is_meta for x in own.values()]):
                     raise Faulty("which has no content")
                 stored = {part: tied_or_stored(x, (keys, part), known, tensors) for part, x in own.items()}
@@ -93,6 +95,9 @@ def as_node(entry: Any, size: tuple[int, ...], sizes: tuple[int, ...]) -> Node:
 
 def taken_apart(x: Any) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
     """The kind of a leaf or Static, what describes it, and its tensors."""
+    if type(x) is Shared:
+        return "shared", {}, {"value": x.value}
+    x = unwrap(x)
     if isinstance(x, Tensor):
         return "tensor", {}, {"": x}
     if isinstance(x, NestedTensor):
@@ -174,7 +179,7 @@ def made(
     if isinstance(item, Entry):
         leaf = checked_leaf(table, keys, tensors, structures, wrong)
         refuse_faults(op, wrong)
-        return leaf.value if type(leaf) is Static else leaf
+        return leaf.value if type(leaf) is Static else unwrap(leaf)
     size = torch.Size(item.batch_shape)
     names = children(table) if classes else {}
     leaves: Leaves = {}
@@ -192,11 +197,17 @@ def made(
         else:
             leaf = checked_leaf(table, at, tensors, structures, wrong)
             target: dict[Any, Any] = nodes if type(leaf) is Static else leaves
-            target[path] = wrap_leaf(leaf)
+            target[path] = over(wrap_leaf(leaf), node_at(table, at[:-1]).batch_shape)
     refuse_faults(op, wrong)
     if size:
         mark_examples(leaves)
     return build_td(leaves, nodes, size)
+
+
+def node_at(table: Table, keys: Keys) -> Node:
+    """The node at a key path."""
+    item: Any = table[keys]
+    return item  # type: ignore[no-any-return]  # every proper prefix of a path is a node
 
 
 def children(table: Table) -> dict[Keys, set[str]]:
@@ -282,4 +293,5 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "padded": make_padded,
     "objects": lambda data, parts, structures: ObjectArray(data["values"], data["shape"]),
     "json": lambda data, parts, structures: Static(data["value"]),
+    "shared": lambda data, parts, structures: Shared(parts["value"]),
 }

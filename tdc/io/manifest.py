@@ -16,6 +16,7 @@
             {"kind": "padded", "ragged_dims": [..], "data": T, "lengths": T}            a MaskedBatch
             {"kind": "objects", "shape": [..], "values": [any JSON]}                    an ObjectArray
             {"kind": "json", "value": any JSON but objects}                             a Static; lists are tuples
+            {"kind": "shared", "value": T}                                              a Shared
     T       {"kind": "tensor", "dtype": name, "shape": [..], ["crc32": int]}
             {"kind": "tie", "key": [..], ["part": name]}                                another tensor of the store
 
@@ -327,6 +328,7 @@ KINDS: dict[str, dict[str, Read]] = {  # how each field of a kind is read
     "padded": {"ragged_dims": Reader.sizes, "data": Reader.tensor, "lengths": Reader.tensor},
     "objects": {"shape": Reader.sizes, "values": Reader.values},
     "json": {"value": Reader.hashable},
+    "shared": {"value": Reader.tensor},
 }  # fmt: skip
 OPTIONAL = {"class", "crc32", "part", "max_length", "shapes", "outer_max_length"}
 
@@ -348,7 +350,7 @@ def check_fit(op: str, table: Table) -> None:
 
 
 def leaf_shape(op: str, table: Table, keys: Keys, entry: Entry) -> tuple[int, ...] | None:
-    """The logical shape of a leaf, -1 on packed ragged dims; None of a Static. Raises where its parts do not fit."""
+    """The logical shape of a leaf, -1 on packed ragged dims; None of what is no row. Raises if parts do not fit."""
     forms: dict[str, Stored] = {}
     for part, x in entry.parts.items():
         other = table.get(x.keys) if isinstance(x, Tie) else entry

@@ -6,16 +6,29 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong, show_sizes
+from tdc.core.errors import (
+    DtypeError,
+    ShapeError,
+    StructureError,
+    UnsupportedError,
+    describe,
+    message,
+    refuse_wrong,
+    show_sizes,
+)
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.optim.transform import Optimizer, Transform
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.storage import same_size
 from tdc.tensordict.tensordict import TensorDict
 
 
 def trainable(x: Any) -> bool:
-    """True for a floating-point or complex tensor."""
+    """True for a floating-point or complex tensor; a Shared is refused, since steps and moments are those of rows."""
+    if type(x) is Shared:
+        hint = "td.set(key, td[key]) without batch dims, or parameters of their own for it"
+        raise UnsupportedError(message("optim", "parameters that are plain leaves", describe(x), hint=hint))
     return isinstance(x, Tensor) and (x.dtype.is_floating_point or x.dtype.is_complex)
 
 

@@ -24,6 +24,7 @@ from tdc.tensordict.leaf import unwrapped
 from tdc.tensordict.mapping import IsLeaf, Keyed, any_below, existing_path, matching_keys
 from tdc.tensordict.nodes import Nodes, Static, without_extra
 from tdc.tensordict.paths import within
+from tdc.tensordict.shared import like, seated
 from tdc.tensordict.storage import Leaves, absorb, as_size, check_leaves, retype, same_size, together
 
 Applied = tuple[Leaves, Nodes, torch.Size, torch.device | None]
@@ -54,6 +55,7 @@ def applied(
         nodes = td._nodes if batch_size is None else without_extra(td._nodes)
         if [v for v in leaves.values() if not isinstance(v, (Tensor, Container)) or isinstance(v, Keyed)]:
             leaves, nodes = put_entries(td, leaves, size)
+    leaves = seated(leaves, nodes, size)
     check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
     return leaves, nodes, size, as_device("apply", device) if device is not None else td._device
 
@@ -62,8 +64,8 @@ def on_leaves(td: Any, fn: Callable[..., Any], others: tuple[Any, ...], with_pat
     """Results of a function for the leaves at each path, as users see them."""
     columns = together("apply", td, *others)
     if with_path:
-        return {p: fn(p, *unwrapped(v)) for p, v in columns}
-    return {p: fn(*unwrapped(v)) for p, v in columns}
+        return {p: like(v[0], fn(p, *unwrapped(v))) for p, v in columns}
+    return {p: like(v[0], fn(*unwrapped(v))) for p, v in columns}
 
 
 def on_entries(
@@ -73,7 +75,7 @@ def on_entries(
     found = list(td._leaves) if is_leaf is None else matching_keys(td, True, False, is_leaf, False)
     paths = [p for p in found if p in td._leaves or counts_as_leaf(td, p, is_leaf)]
     values = {p: [td.get(p), *[entry_at(x, p, default) for x in others]] for p in paths}
-    return {p: fn(p, *v) if with_path else fn(*v) for p, v in values.items()}
+    return {p: like(td._leaves.get(p), fn(p, *v) if with_path else fn(*v)) for p, v in values.items()}
 
 
 def put_entries(td: Any, made: Leaves, size: torch.Size) -> tuple[Leaves, Nodes]:
@@ -81,7 +83,7 @@ def put_entries(td: Any, made: Leaves, size: torch.Size) -> tuple[Leaves, Nodes]
     kept = {p: n for p, n in td._nodes.items() if p == () or not any([within(p, q) for q in made])}
     leaves: Leaves = {}
     nodes = kept if size == td._size else without_extra(kept)
-    absorb(leaves, nodes, (), {p: x for p, x in made.items() if x is not None}, len(size), None)
+    absorb(leaves, nodes, (), {p: x for p, x in made.items() if x is not None}, size, None)
     return leaves, retype(leaves, pruned(nodes, td._leaves, leaves))
 
 

@@ -44,6 +44,7 @@ from tdc.tensordict.leaf import Leaf, unwrap, wrap_leaf
 from tdc.tensordict.methods import register
 from tdc.tensordict.nodes import extra_of
 from tdc.tensordict.paths import join
+from tdc.tensordict.shared import Shared, check_pair
 from tdc.tensordict.tensordict import TensorDict, build_td, index, normal_index
 
 
@@ -130,6 +131,10 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
         leaf = leaves[path]
         if type(leaf) is Leaf and op == "set":
             leaves[path] = with_rows(leaf, path, given, where.cpu(), size)
+            continue
+        if type(leaf) is Shared or type(given) is Shared:
+            if span is not None:
+                check_pair(f"at.{op}", leaf, given)
             continue
         if not isinstance(leaf, Tensor):
             hint = "td.exclude(key) first, or td.at[index].set({key: value})"

@@ -73,7 +73,7 @@ class Builder:
         td, path = unfinished(self), as_path(key, "mutate")
         new_leaves: Leaves = {}
         new_nodes: Nodes = {}
-        absorb(new_leaves, new_nodes, (), {path: td._entry(key, value)}, len(td._size), td._device)
+        absorb(new_leaves, new_nodes, (), {path: td._entry(key, value)}, td._size, td._device)
         remove(self._leaves, self._nodes, path)
         put_all(self._leaves, self._nodes, new_leaves, new_nodes)
 

@@ -37,6 +37,7 @@ from tdc.core.typing import KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.mapping import existing_path
 from tdc.tensordict.nodes import Nodes, Static
+from tdc.tensordict.shared import Shared, like
 from tdc.tensordict.storage import is_tensordict, same_size
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -229,13 +230,13 @@ def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> TensorDict:
     if on_conflict == "last":
         return a.exclude(*mixed, *static).update(b)
     fn: Any = on_conflict
-    combined = {p: fn(unwrap(here[p]), unwrap(there[p])) for p in both}
+    combined = {p: like(here[p], fn(unwrap(here[p]), unwrap(there[p]))) for p in both}
     return a.update(b).update(combined) if combined else a.update(b)
 
 
 def is_same(x: Any, y: Any) -> bool:
     """True for the same tensor, or equal Static values."""
-    return x is y or (type(x) is Static and x == y)
+    return unwrap(x) is unwrap(y) or (type(x) is Static and x == y)
 
 
 def described_at(td: TensorDict, path: KeyPath) -> str:
@@ -248,7 +249,7 @@ def named_leaves(op: OpName, td: TensorDict, keys: Any) -> tuple[list[KeyPath], 
     """Paths and leaves at some keys, as they are stored."""
     check_tensordicts(op, [td])
     paths = [existing_path(td, op, key) for key in keys_of(op, keys, hint=f"tdc.{op}(td, ['a', 'b'], 'out')")]
-    wrong = {show(p): described_at(td, p) for p in paths if p not in td._leaves}
+    wrong = {show(p): described_at(td, p) for p in paths if p not in td._leaves or type(td._leaves[p]) is Shared}
     if wrong or not paths:
         got = f"{len(wrong)} others" if wrong else "none"
         raise KeyPathError(message(op, "keys of leaves", got, wrong, "name leaves, e.g. ('node', 'leaf')"))

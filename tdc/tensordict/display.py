@@ -37,8 +37,9 @@ STYLE = (
 def leaf_text(x: Any) -> str:
     """One leaf as the RFC prints it: kind and shape, device, dtype, whether shared. What is no tensor: its kind."""
     if isinstance(x, Leaf):
-        own = [f", {name}={value}" for name in ("device", "dtype") if (value := getattr(x, name)) is not None]
-        return f"{x._label}(shape={x.shape}{''.join(own)})"
+        shown = x._shown
+        own = [f", {name}={value}" for name in ("device", "dtype") if (value := getattr(shown, name)) is not None]
+        return f"{x._label}(shape={shown.shape}{''.join(own)})"
     if not hasattr(x, "device"):
         return type(x).__name__
     shared = is_shared(x)
@@ -70,8 +71,8 @@ def sizes_text(size: Any) -> str:
 
 def cells(x: Any) -> tuple[str, str, str, str]:
     """Kind, shape, dtype and device of a leaf as texts, empty for what it does not have."""
+    kind, x = getattr(x, "_label", type(x).__name__), getattr(x, "_shown", x)
     shape, dtype, device = sizes_of(x), getattr(x, "dtype", None), getattr(x, "device", None)
-    kind = getattr(x, "_label", type(x).__name__)
     sizes = "" if shape is None else show_sizes(shape)
     kept = "" if dtype is None else dtype_name(dtype)
     return kind, sizes, kept, "" if device is None else f"{device}"

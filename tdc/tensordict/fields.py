@@ -33,6 +33,7 @@ from tdc.core.errors import DtypeError, KeyPathError, StructureError, message, r
 from tdc.core.typing import MISSING
 from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.nodes import Nodes, Static, check_static
+from tdc.tensordict.shared import over
 from tdc.tensordict.storage import Leaves, absorb, as_leaf, as_size, check_leaves, is_tensordict, mark_examples
 from tdc.tensordict.tensordict import TensorDict
 
@@ -282,6 +283,6 @@ def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, size: Any, device: t
     if type(value) is Static:
         nodes[path] = value
     elif is_inner_value(value):
-        absorb(leaves, nodes, path, value, len(size), device)
+        absorb(leaves, nodes, path, value, size, device)
     else:
-        leaves[path] = as_leaf(value, path, device)
+        leaves[path] = over(as_leaf(value, path, device), size)

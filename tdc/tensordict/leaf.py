@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 
@@ -91,9 +91,8 @@ def cast(to: Op, dtype: torch.dtype, x: Any, *args: Any, **kwargs: Any) -> Any:
     return to(x, dtype)
 
 
-@final
 class Leaf(Container):
-    """A registered object as a leaf of a TensorDict."""
+    """A leaf that users see as another object: one of a registered class, or the tensor of a Shared."""
 
     __slots__ = ("_protocol", "_value")
     _kind = "leaf"
@@ -107,6 +106,11 @@ class Leaf(Container):
     @property
     def _label(self) -> str:
         return type(self._value).__name__
+
+    @property
+    def _shown(self) -> Any:
+        """The object whose shape, dtype and device a message shows."""
+        return self
 
     @property
     def shape(self) -> torch.Size:
@@ -169,7 +173,7 @@ def flat(values: Sequence[Any]) -> list[Any]:
 
 def unwrap(x: Any) -> Any:
     """A leaf as users see it."""
-    return x._value if type(x) is Leaf else x
+    return x._value if isinstance(x, Leaf) else x
 
 
 def unwrapped(x: Any) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 
 from tdc.core.arguments import expect, expect_function, keys_of
 from tdc.core.container import Container
@@ -66,7 +67,7 @@ class Keyed(Container):
         path = key if type(key) is str else as_path(key, "get")
         leaf = self._leaves.get(path)
         if leaf is not None:
-            return leaf if type(leaf) is not Leaf else leaf._value
+            return leaf if type(leaf) is Tensor else unwrap(leaf)  # most are: a call less
         return self._at(path) if default is MISSING or path in self._nodes else default
 
     def _at(self, path: KeyPath) -> Any:
@@ -126,7 +127,7 @@ class Keyed(Container):
         """Pairs in the order of `keys` with the same arguments."""
         if is_leaf is not None or sort:
             return tuple([(k, self.get(k)) for k in matching_keys(self, include_nested, leaves_only, is_leaf, sort)])
-        if [x for x in self._leaves.values() if type(x) is Leaf]:  # `in map(type, ...)`: no trace on torch 2.11
+        if [x for x in self._leaves.values() if isinstance(x, Leaf)]:  # `in map(type, ...)`: no trace on torch 2.11
             return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
         if not self._nodes:
             return tuple(self._leaves.items())
@@ -352,7 +353,7 @@ def with_entries(td: K, op: OpName, other: Any, replacing: KeyPath | None = None
     """A TensorDict with the entries of a mapping or of another TensorDict, of which one may replace an inner node."""
     new_leaves: Leaves = {}
     new_nodes: Nodes = {}
-    absorb(new_leaves, new_nodes, (), other, len(td._size), td._device)
+    absorb(new_leaves, new_nodes, (), other, td._size, td._device)
     if not (is_tensordict(other) and other._size == td._size):
         check_leaves(op, new_leaves, {}, td._size)
     leaves, nodes = dict(td._leaves), dict(td._nodes)

@@ -19,6 +19,7 @@ from tdc.core.progress import Progress
 from tdc.tensordict.display import Summary, summary
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.paths import depth
+from tdc.tensordict.shared import without_shared
 
 if TYPE_CHECKING:
     from tdc.tensordict.at import At
@@ -132,8 +133,8 @@ class Methods(Keyed):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of all leaves; None where they differ, or where there are none."""
-        found = {leaf.dtype for leaf in self._leaves.values()}
+        """The dtype of all leaves but Shared ones; None where they differ, or where there are none."""
+        found = {leaf.dtype for leaf in without_shared(self._leaves).values()}
         return found.pop() if len(found) == 1 else None
 
     @property

@@ -117,7 +117,8 @@ def param_count(td: Any) -> int:
         >>> param_count(from_state_dict(torch.nn.Linear(3, 4).state_dict()))
         16
     """
-    found = [x if isinstance(x, torch.Tensor) else getattr(x, "_content", None) for x in leaves_of("param_count", td)]
+    leaves = [unwrap(x) for x in leaves_of("param_count", td)]
+    found = [x if isinstance(x, torch.Tensor) else getattr(x, "_content", None) for x in leaves]
     return sum([x.numel() for x in dict.fromkeys([x for x in found if isinstance(x, torch.Tensor)])])
 
 

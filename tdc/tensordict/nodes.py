@@ -80,7 +80,7 @@ def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()
     got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per example"
     found = tensor_in(value)
     if found is not None:
-        hint = "a tensor is a leaf: leave Static out, or annotate the field as Tensor"
+        hint = "a tensor is a leaf: leave Static out or give Shared(tensor), or annotate the field as Tensor"
         if found is not value:
             got = f"a {got} that holds a {type(found).__name__}"
             hint = "a tensor is a leaf: give each a key or field of its own, or a TensorDict of them"

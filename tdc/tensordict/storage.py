@@ -38,6 +38,7 @@ from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import ancestors, below, join, ordered, prefixed, subtable, top_keys
+from tdc.tensordict.shared import over, seated
 
 Leaves = dict[KeyPath, Any]
 
@@ -131,16 +132,18 @@ def is_tensordict(x: Any) -> bool:
     return isinstance(x, Container) and x._kind == "tensordict"
 
 
-def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int, device: torch.device | None) -> None:
+def absorb(
+    leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, size: torch.Size, device: torch.device | None
+) -> None:
     """Add the entries of a mapping or TensorDict below `prefix`; values become leaves.
 
     Args:
-        ndim: number of batch dims of the root, to which extra dims are relative.
+        size: batch size of the root, to whose dims extra ones are relative.
         device: where given, leaves are moved there.
     """
     entries: Any = source
     if is_tensordict(source):
-        absorb_tensordict(leaves, nodes, prefix, source, ndim, device)
+        absorb_tensordict(leaves, nodes, prefix, source, size, device)
         return
     if not isinstance(source, Mapping):
         hint = "TensorDict({'key': tensor}, batch_size=[...])"
@@ -156,22 +159,23 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
                 raise taken(path)
             leaves[path] = value
         elif isinstance(value, Mapping) or is_tensordict(value):
-            absorb(leaves, nodes, path, value, ndim, device)
+            absorb(leaves, nodes, path, value, size, device)
         elif type(value) is Static:
             put_new(leaves, nodes, path, value)
         else:
-            put_new(leaves, nodes, path, as_leaf(value, path, device))
+            put_new(leaves, nodes, path, over(as_leaf(value, path, device), size))
 
 
 def absorb_tensordict(
-    leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int, device: torch.device | None
+    leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, size: torch.Size, device: torch.device | None
 ) -> None:
     """`absorb` of a TensorDict, in one step where nothing can be there already."""
-    more = len(source.batch_size) - ndim
+    more = len(source.batch_size) - len(size)
     vacant = prefix not in nodes if prefix != () else not leaves and not nodes
     values = list(source._leaves.values()) if device is None else [x.to(device) for x in source._leaves.values()]
     new_leaves = dict(zip(prefixed(prefix, source._leaves), values, strict=True))
     new_nodes = {join(prefix, p): with_extra(e, max(more + extra_of(e), 0)) for p, e in source._nodes.items()}
+    new_leaves = seated(new_leaves, new_nodes, size) if more < 0 else new_leaves
     if prefix != ():
         put_node(leaves, nodes, prefix, max(more, 0))
     else:
@@ -245,7 +249,7 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
             raise unsized(op, leaves, error) from None
         if misfits:
             wrong = {show(p): describe(leaves[p]) for p in misfits}
-            hint = hint or "give the batch size that all leaves share, or reshape the leaf"
+            hint = hint or "give the batch size all leaves share, reshape the leaf, or Shared(leaf) if it is no row"
             expected = f"leaves of shape {show_sizes([*size, '...'])}"
             raise ShapeError(message(op, expected, f"{len(wrong)} that differ", wrong, hint))
     if any_extra(nodes):
@@ -384,7 +388,7 @@ def children(leaves: Leaves, nodes: Nodes, size: torch.Size) -> list[tuple[str, 
 
 def shape_of(x: Any) -> torch.Size | None:
     """Shape of a leaf; None of what is no tensor, such as a container of other things than tensors."""
-    known = isinstance(x, Tensor) or type(x) is Leaf or (isinstance(x, Container) and isinstance(x._content, Tensor))
+    known = isinstance(x, (Tensor, Leaf)) or (isinstance(x, Container) and isinstance(x._content, Tensor))
     return x.shape if known else None
 
 

@@ -51,6 +51,7 @@ from tdc.tensordict.methods import Methods
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.sending import send_as_one
+from tdc.tensordict.shared import Shared, build_shared, check_shared, seated
 from tdc.tensordict.storage import Leaves, absorb, as_size, check_leaves, common, mark_examples, shape_of
 
 if TYPE_CHECKING:
@@ -131,10 +132,10 @@ class TensorDict(Methods, Operations):
         leaves: Leaves = {}
         nodes: Nodes = {}
         if source is not None:
-            absorb(leaves, nodes, (), source, len(size), target)
+            absorb(leaves, nodes, (), source, size, target)
         if entries:
             check_entries(entries)
-            absorb(leaves, nodes, (), entries, len(size), target)
+            absorb(leaves, nodes, (), entries, size, target)
         check_leaves("TensorDict", leaves, nodes, size)
         if size:
             mark_examples(leaves)
@@ -292,8 +293,9 @@ class TensorDict(Methods, Operations):
         size = as_size(batch_size)
         lost = len(self._size) - len(size)  # a node with batch dims of its own keeps all of them
         nodes = {p: with_extra(n, max(extra_of(n) + lost, 0) if extra_of(n) else 0) for p, n in self._nodes.items()}
-        check_leaves("with_batch_size", self._leaves, nodes, size)
-        return build_td(self._leaves, nodes, size, self._device)
+        leaves = seated(self._leaves, nodes, size)
+        check_leaves("with_batch_size", leaves, nodes, size)
+        return build_td(leaves, nodes, size, self._device)
 
     def with_device(self, device: Any) -> TensorDict:
         """With leaves on `device` from here on; None lets them stay anywhere."""
@@ -321,11 +323,12 @@ class TensorDict(Methods, Operations):
         Raises:
             UnsupportedError: dtypes that numpy does not have, such as bfloat16; all are named.
         """
-        tensors = {p: x for p, x in self._leaves.items() if isinstance(x, Tensor)}
+        leaves = {p: unwrap(x) for p, x in self._leaves.items()}
+        tensors = {p: x for p, x in leaves.items() if isinstance(x, Tensor)}
         wrong = {show(p): describe(x) for p, x in tensors.items() if not in_numpy(x.dtype)}
         hint = "td.float(), or td.to(dtype, where=...) of some leaves"
         refuse_wrong(UnsupportedError, "to_numpy", "leaves of dtypes that numpy has", wrong, "others", hint)
-        found = {p: x.detach().cpu().numpy() if isinstance(x, Tensor) else x for p, x in self._leaves.items()}
+        found = {p: x.detach().cpu().numpy() if isinstance(x, Tensor) else x for p, x in leaves.items()}
         return build_td(found, self._nodes, Unsized(), None).to_dict()
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -388,16 +391,22 @@ def index_size(td: TensorDict, idx: Any) -> torch.Size:
 
 
 def flatten(td: Any) -> tuple[list[Any], Any]:
-    """Leaves in sorted order, and the context: paths, feature ranks, nodes, device; sizes only without leaves."""
+    """Leaves in sorted order, and the context: paths, feature ranks, nodes, device; sizes only without leaves.
+
+    In place of a rank a Shared has a tuple: its dims, and the sizes of batch dims that its node has beyond the root.
+    """
     leaves: Leaves = td._leaves
     size: Any = td._size
     if type(td._size) is Unsized:
         return [unwrap(leaves[p]) for p in size[0]], tuple(size)
     paths, k = tuple(ordered(leaves)), len(size)
-    ranks = tuple([len(leaves[p].shape) - k for p in paths])
+    found = [leaves[p] for p in paths]
+    ranks: Any = tuple([x._mark(k) if type(x) is Shared else len(x.shape) - k for x in found])
     device = None if td._device is None else str(td._device)
     nodes = tuple([(p, td._nodes[p]) for p in ordered(td._nodes)])
-    return [unwrap(leaves[p]) for p in paths], (paths, ranks, nodes, device, None if paths else tuple(size))
+    sized = any([isinstance(r, int) for r in ranks])
+    children = [x if type(x) is Tensor else unwrap(x) for x in found]
+    return children, (paths, ranks, nodes, device, None if sized else tuple(size))
 
 
 def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
@@ -405,6 +414,7 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
     paths, ranks, nodes, device, empty = context
     leaves = dict(zip(paths, children, strict=True))
     size: Any = torch.Size(empty) if empty is not None else Unsized(context)
+    shared: dict[Any, Any] = {}
     for i, (leaf, rank) in enumerate(zip(children, ranks, strict=True)):
         shape = leaf.shape if isinstance(leaf, Tensor) else shape_of(leaf)
         if shape is None and type(leaf) in PROTOCOLS:
@@ -413,10 +423,28 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
         if shape is None:
             size = Unsized(context)
             break
+        if not isinstance(rank, int):
+            check_shared(leaf, rank[0])
+            shared[paths[i]] = rank[1:]
+            continue
         own = shape[: max(len(shape) - rank, 0)]
         if own != size:
             size = own if type(size) is Unsized else common(size, own)
+    if type(size) is not Unsized:
+        leaves |= {p: build_shared(leaves[p], (*size, *more, 0)) for p, more in shared.items()}
     return build_td(leaves, dict(nodes), size, None if device is None else torch.device(device))
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def on_rows(fn: Callable[[Any], Any], td: TensorDict, on_shared: Callable[[Any], Any] = same) -> TensorDict:
+    """A TensorDict with `fn` of each child of its pytree, and `on_shared` of the tensors that are Shared."""
+    children, context = flatten(td)
+    ranks = context[1]
+    new = [on_shared(x) if isinstance(r, tuple) else fn(x) for x, r in zip(children, ranks, strict=True)]
+    return unflatten(new, context)
 
 
 register(TensorDict, flatten, unflatten, lambda context: context[0], entry=MappingKey)

@@ -19,6 +19,7 @@ from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import statics
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import ordered
+from tdc.tensordict.shared import Shared
 from tdc.tensordict.tensordict import TensorDict
 
 Found = Iterator[tuple[tuple[str, ...], str]]
@@ -115,7 +116,11 @@ def of_keys(a: TensorDict, b: TensorDict, path: tuple[str, ...], compare: Compar
     for p in ordered({*a._leaves, *b._leaves, *here, *there}):
         name = (*path, *parts(p))
         if p in a._leaves and p in b._leaves:
-            yield from mismatches(unwrap(a._leaves[p]), unwrap(b._leaves[p]), name, compare)
+            x, y = a._leaves[p], b._leaves[p]
+            if (type(x) is Shared) != (type(y) is Shared):
+                yield name, f"{describe(x)}, expected {describe(y)}"
+            else:
+                yield from mismatches(unwrap(x), unwrap(y), name, compare)
         elif here.get(p) is None and p not in a._leaves:
             yield name, "missing"
         elif there.get(p) is None and p not in b._leaves:

@@ -39,7 +39,7 @@ ShapeError
 tdc.Pair: expected leaves of shape [3, ...], got 2 that differ
 at td.a: Tensor float32[2]
 at w: Tensor float32[2, 3]
-hint: give the batch size that all leaves share, or reshape the leaf"""),
+hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) if it is no row"""),
     "another mapping for a field of a tensorclass": (lambda: Holder({"xx": torch.zeros(3)}, batch_size=[3]), """\
 KeyPathError
 tdc.Named: expected a key for each field, got 2 that differ
@@ -70,7 +70,7 @@ hint: a tuple for a list, ObjectArray for one object per example"""),
 DtypeError
 tdc.tensorclass: expected a Python object, got Tensor
 at name: Tensor
-hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor"""),
+hint: a tensor is a leaf: leave Static out or give Shared(tensor), or annotate the field as Tensor"""),
     "an inner node for a tensor field": (lambda: point().set("xy", {"a": torch.zeros(3)}), """\
 DtypeError
 tdc.tensorclass: expected a tensor for a field annotated as one, got an inner node

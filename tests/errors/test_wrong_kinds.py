@@ -88,6 +88,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "pad_levels": (tdc.pack([rows()]), 0.0, {"length": (5, 5)}),
     "MaskedBatch": (X, torch.tensor([1, 2, 0])),
     "ObjectArray": (["a", "b"], [2]),
+    "Shared": (X,),
     "BucketSampler": ([3, 1, 2], 2, {"window": 2, "shuffle": True, "seed": 0, "drop_last": False, "rank": 0}),
     "Dataset": (td(), ["x"]),
     "TokenBudgetSampler": ([3, 1, 2], 4, {"shuffle": True, "seed": 0, "drop_last": False, "rank": 0, "world_size": 1}),

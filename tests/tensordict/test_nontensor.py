@@ -280,7 +280,7 @@ hint: a tuple for a list, ObjectArray for one object per example"""),
     "a static tensor": (lambda: Static(torch.zeros(2)), """\
 DtypeError
 tdc.Static: expected a Python object, got Tensor
-hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor"""),
+hint: a tensor is a leaf: leave Static out or give Shared(tensor), or annotate the field as Tensor"""),
     "static tensors in a tuple": (lambda: Static(("a", (torch.zeros(2), 1))), """\
 DtypeError
 tdc.Static: expected a Python object, got a tuple that holds a Tensor
@@ -303,7 +303,7 @@ hint: leave shape out for one dim"""),
 ShapeError
 tdc.TensorDict: expected leaves of shape [3, ...], got 1 that differ
 at n: ObjectArray [2]
-hint: give the batch size that all leaves share, or reshape the leaf"""),
+hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) if it is no row"""),
     "arithmetic of objects": (lambda: letters() + 1, """\
 UnsupportedError
 tdc.add: expected an operation registered for ObjectArray, got 'add', which has none

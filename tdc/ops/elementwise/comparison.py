@@ -23,6 +23,7 @@ from tdc.ragged.storage import data_of, fitted, ragged_sizes
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import statics
 from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.shared import Shared, without_shared
 from tdc.tensordict.tensordict import TensorDict
 
 EAGER = ("eager", "grad")
@@ -45,6 +46,8 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
     broadcast = op is torch.allclose and ragged == tensors == 1
     if not broadcast and ((type(a) is not type(b) and tensors < 2) or a.shape != b.shape):
         return False
+    if type(a) is Shared:
+        return agree(op, a.value, b.value, *args, **kwargs)
     if isinstance(unwrap(a), ObjectArray):
         return isinstance(unwrap(b), ObjectArray) and bool((unwrap(a) == unwrap(b)).all())
     if a.dtype != b.dtype and op is torch.allclose:
@@ -115,7 +118,7 @@ def numel(x: Any) -> int:
 def dtype_is(name: str, x: Any) -> bool:
     """A question about a dtype; for a TensorDict True if it holds for every leaf."""
     if isinstance(x, TensorDict):
-        return all([getattr(leaf.dtype, name, False) for leaf in x._leaves.values()])
+        return all([getattr(leaf.dtype, name, False) for leaf in without_shared(x._leaves).values()])
     return getattr(x.dtype, name)
 
 

@@ -38,6 +38,7 @@ from tdc.core.rules import define, name_of
 from tdc.core.typing import Op
 from tdc.ragged.storage import map_results
 from tdc.tensordict.indexing import reshared
+from tdc.tensordict.shared import without_shared
 from tdc.tensordict.storage import Leaves, together
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -184,7 +185,7 @@ def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool =
     """`any` and `all`: without a dim one answer, a tensor without dims, for all elements of all leaves."""
     if dim is not None:
         return along_tensordict(op, how, x, dim=dim, keepdim=keepdim)
-    found = [op(leaf).to(torch.bool) for leaf in x._leaves.values()]
+    found = [op(leaf).to(torch.bool) for leaf in without_shared(x._leaves).values()]
     every = torch.stack([answer.to(found[0].device) for answer in found]) if found else torch.empty(0, device=x.device)
     return op(every).view([1] * dims_of(x)) if keepdim else op(every)
 

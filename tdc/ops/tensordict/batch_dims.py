@@ -227,7 +227,7 @@ def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> Ten
     others = [v for v in x._leaves.values() if isinstance(v, Container)]
     if others and isinstance(index, Tensor) and index.ndim == 1:
         return index_select_tensordict(x, dim, index)
-    if any([type(v) is not Leaf for v in others]) and isinstance(index, Tensor) and index.ndim == dims_of(x):
+    if any([not isinstance(v, Leaf) for v in others]) and isinstance(index, Tensor) and index.ndim == dims_of(x):
         if len([n for n in index.shape if n != 1]) > 1:
             hint = "td[rows, columns] with two vectors, or td.apply(...) of padded leaves"
             expected = "an index along one dim, of size 1 in the others, where leaves are ragged"

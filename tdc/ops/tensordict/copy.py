@@ -23,6 +23,7 @@ from tdc.core.errors import (
 from tdc.core.keys import show
 from tdc.ragged.masked import MaskedBatch
 from tdc.tensordict.indexing import Numbers, batch_index, is_number, normal_index, with_numbers
+from tdc.tensordict.shared import Shared, check_pair
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict, index_size
 
@@ -106,6 +107,9 @@ def write(dst: Any, src: Any, index: Any) -> None:
     if isinstance(dst, MaskedBatch) and isinstance(src, MaskedBatch):
         write(dst.data, src.data, index)
         write(dst.lengths, src.lengths, index)
+    elif type(dst) is Shared or type(src) is Shared:
+        if isinstance(src, (Tensor, Shared)):
+            check_pair("copy_", dst, src)
     elif isinstance(dst, Tensor) and type(index) is Numbers:
         index.write(dst, src)
     elif isinstance(dst, Tensor):

@@ -22,7 +22,9 @@ from tdc.core.one_storage import copies, is_plain, shared_buffer
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.methods import register
+from tdc.tensordict.shared import like as like_leaf
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Replaced = dict[int, Tensor]  # by the identity of the old tensor
@@ -95,6 +97,7 @@ def tensors_of(leaf: Any) -> list[Tensor]:
     if isinstance(leaf, NestedTensor):
         s = leaf.structure
         return [leaf.values, s.offsets, *([] if s.shapes is None else [s.shapes])]
+    leaf = unwrap(leaf)
     return [leaf.data, leaf.lengths] if isinstance(leaf, MaskedBatch) else [leaf] if isinstance(leaf, Tensor) else []
 
 
@@ -104,7 +107,7 @@ def replaced(leaf: Any, new: Replaced, structures: dict[int, Structure]) -> Any:
         data, lengths = new[id(leaf.data)], new[id(leaf.lengths)]
         return build_masked(data, lengths, leaf.ragged_dims, leaf.batch_dim, new_lengths=True)
     if not isinstance(leaf, NestedTensor):
-        return new[id(leaf)] if isinstance(leaf, Tensor) else leaf
+        return like_leaf(leaf, new[id(unwrap(leaf))]) if isinstance(unwrap(leaf), Tensor) else leaf
     s = leaf.structure
     if id(s) not in structures:
         shapes = None if s.shapes is None else new[id(s.shapes)]
