@@ -53,7 +53,7 @@ from tdc.core.rules import (
 )
 from tdc.core.signatures import run_named
 from tdc.core.slow_paths import BLOCKS, watched
-from tdc.core.torch_functions import find_in_tuples, operate_on
+from tdc.core.torch_functions import find_in_tuples, operate_on, when_read
 from tdc.core.typing import Op
 
 
@@ -217,6 +217,9 @@ def extend_dynamo() -> None:
     """Make the changes to Dynamo that containers need, once."""
     find_in_tuples()
     operate_on(Container)
+
+
+when_read(extend_dynamo)
 
 
 @constant

@@ -3,7 +3,7 @@
     handed on     functions that torch hands on to containers, and the names under which it hands them on
     schemas       parameters of operations
     kernels       fused attention, assertions, operations on lists of tensors; None, or a loop, where torch has none
-    changes       to Dynamo, made once, when the first row is traced
+    changes       to Dynamo, made once, when it reads the functions that torch hands on
 
 Invariant: the module is imported before the first graph is traced, since it adds to torch's list of functions.
 """
@@ -11,7 +11,8 @@ Invariant: the module is imported before the first graph is traced, since it add
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -175,11 +176,32 @@ def one_by_one(name: str) -> Op:
 # -- changes to Dynamo
 
 
+class WhenRead(list[Op]):
+    """No functions that torch hands on. Dynamo reads the list with the others, before it looks at the arguments of the
+    first function that it traces, and is changed then: an import of Dynamo takes a second."""
+
+    def __init__(self, change: Callable[[], None]) -> None:
+        super().__init__()
+        self.change = change
+
+    def __iter__(self) -> Iterator[Op]:
+        if "torch._dynamo" in sys.modules:
+            self.change()
+        return iter(())
+
+
+def when_read(change: Callable[[], None]) -> None:
+    """Call `change` before Dynamo traces a function: now, if it has read the list of functions already."""
+    found = WhenRead(change)
+    internals.overrides.get_overridable_functions()[sys.modules[__name__]] = found
+    iter(found)
+
+
 @optional("batches found in tuples", lost="torch.cat of a tuple in graphs; a list works", instead=nothing)
 @cache
 def find_in_tuples() -> None:
     """Let Dynamo look for `__torch_function__` among the items of a tuple, as it does for a list (2.11-2.15): a change
-    to Dynamo itself, made once, when the first row is traced."""
+    to Dynamo itself, made once, when it reads which functions torch hands on, or traces the first row."""
     module = find("torch._dynamo.variables.torch_function")
     flatten = find("torch._dynamo.variables.torch_function:_flatten_vts", takes=("vts",))
     tuples = find("torch._dynamo.variables.lists:TupleVariable")

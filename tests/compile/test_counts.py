@@ -195,6 +195,25 @@ def test_batches_in_a_tuple(join: Any):
     assert f.counts.compiles == 1
 
 
+FIRST = """
+import sys
+import torch, tdc
+
+assert "torch._dynamo" not in sys.modules
+x = tdc.pack([torch.ones(2, 4), torch.ones(3, 4)])
+td = tdc.TensorDict({"x": torch.ones(2)}, [2])
+join = torch.compile(lambda x: torch.cat((x, x), 1), fullgraph=True, backend="eager")
+print(join(x).lengths.tolist())
+print(list(torch.compile(lambda td: torch.stack((td, td)), fullgraph=True, backend="eager")(td).batch_size))
+"""
+
+
+@pytest.mark.slow  # a process of its own
+def test_batches_in_a_tuple_are_joined_by_the_first_operation_of_a_process():
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["[4, 6]", "[2, 2]"], done.stderr
+
+
 QUIET = """
 import sys
 import torch, tdc
