@@ -23,6 +23,7 @@ from tdc.core.errors import (
     describe,
     first_line,
     message,
+    show_size,
 )
 from tdc.core.typing import OpName
 
@@ -278,5 +279,7 @@ def normal_dim(dim: int, ndim: int, op: OpName) -> int:
         raise
     expect_number(op, dim, whole=True)
     if ndim == 0:
-        raise ShapeError(message(op, "at least one dim", f"dim {dim} of none", hint="x.unsqueeze(0) has one of size 1"))
-    raise ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape"))
+        hint = "x.unsqueeze(0) has one of size 1"
+        raise ShapeError(message(op, "at least one dim", f"dim {show_size(dim)} of none", hint=hint))
+    hint = "count dims of the logical shape"
+    raise ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", show_size(dim), hint=hint))

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tdc.core.dynamo import constant
+from tdc.core.dynamo import constant, is_symbol, trace_as
 
 
 class TdcError(Exception):
@@ -223,13 +223,28 @@ def sizes_of(x: Any) -> Any:
 
 
 def show_sizes(sizes: Iterable[Any]) -> str:
-    """Sizes as a list. Each goes into an f-string: Dynamo (torch 2.11-2.13) knows no `str` of a symbolic size.
+    """Sizes as a list.
 
     Example:
         >>> show_sizes(torch.Size([2, 3]))
         '[2, 3]'
     """
-    return f"[{', '.join([f'{-1 if s == -1 else s}' for s in sizes])}]"  # nor one of the size of a ragged dim
+    return f"[{', '.join([show_size(s) for s in sizes])}]"
+
+
+def show_size(n: Any) -> str:
+    """A number or a size in an error, -1 of a ragged dim."""
+    return f"{-1 if n == -1 else n}"
+
+
+def show_size_traced(n: Any) -> str:
+    """Replace `show_size` in graphs: Dynamo (torch 2.11-2.15) knows no text of a number that varies, but a length."""
+    if isinstance(n, str) or n == -1 or not is_symbol(n):
+        return f"{-1 if n == -1 else n}"
+    return f"{len(range(n))}" if n >= 0 else f"-{len(range(-n))}"
+
+
+trace_as(show_size, show_size_traced)
 
 
 def describe_index(index: Any) -> str:

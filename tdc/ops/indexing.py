@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
-from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, message, op_name
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, message, op_name, show_size
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op, OpName
 from tdc.layout.segments import local_positions, row_ids, spread
@@ -172,7 +172,7 @@ def source_at(op: Op, x: Ragged, dim: int, where: Tensor, source: Any) -> Tensor
 
 
 def whole_examples(op: Op, x: Ragged, index: Tensor, source: Any) -> tuple[int, Tensor, Tensor]:
-    """Where whole examples are written, and the storage of the source, whose examples have their number and lengths."""
+    """Positions of whole examples that are written, and the storage of the source, which has as many."""
     count = index.shape[0]
     kind: Any = type(x)
     fits = isinstance(source, kind) and source.batch_size[0] == count and source.ragged_dims == x.ragged_dims
@@ -320,14 +320,15 @@ def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Ragged | Tens
     expect_number("narrow", start, length, whole=True)
     if d in x.ragged_dims:
         if not isinstance(start, Tensor) and start < 0 < start + length:
-            got, hint = f"{length} from {start} on", "a start below 0 counts from the end of each row"
-            raise ShapeError(message("narrow", f"{-start} positions at most", got, hint=hint))
+            got = f"{show_size(length)} from {show_size(start)} on"
+            hint = "a start below 0 counts from the end of each row"
+            raise ShapeError(message("narrow", f"{show_size(-start)} positions at most", got, hint=hint))
         return x[(FULL,) * d + (torch.arange(length, device=x.device) + start,)]
     size, begin = x.shape[d], int(start) if isinstance(start, Tensor) else start
     begin = begin + size if begin < 0 else begin
     if begin < 0 or length < 0 or begin + length > size:
-        expected, got = f"positions in [0, {size}]", f"{length} from {start} on"
-        raise ShapeError(message("narrow", expected, got, hint=f"dim {d} has {size} positions"))
+        expected, got = f"positions in [0, {show_size(size)}]", f"{show_size(length)} from {show_size(begin)} on"
+        raise ShapeError(message("narrow", expected, got, hint=f"dim {d} has {show_size(size)} positions"))
     return x[(FULL,) * d + (slice(begin, begin + length),)]
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import hold, trace_as
+from tdc.core.dynamo import hold, known, trace_as
 from tdc.core.entries import GAP, NEW_DIM, entries_of
-from tdc.core.errors import IndexingError, describe, describe_index, message, show_sizes
+from tdc.core.errors import IndexingError, describe, describe_index, message, show_size, show_sizes
 
 X = TypeVar("X")
 FULL = slice(None)
@@ -47,9 +47,9 @@ def as_rows(index: Entry, count: int, device: Any) -> Entry:
     if isinstance(index, slice):
         return index
     if isinstance(index, int) and not isinstance(index, bool):
-        if not -count <= index < count:
-            hint = f"the batch has {count} rows"
-            raise IndexingError(message("index", f"a row in [{-count}, {count - 1}]", f"{index}", hint=hint))
+        if known(index < -count) or known(index >= count):
+            expected, hint = f"a row in {range_of(count)}", f"the batch has {show_size(count)} rows"
+            raise IndexingError(message("index", expected, show_size(index), hint=hint))
         return index if index >= 0 else index + count
     rows = as_vector(index, device)
     if rows is None or rows.ndim > 1 or (rows.dtype == torch.bool and tuple(rows.shape) != (count,)):
@@ -59,6 +59,11 @@ def as_rows(index: Entry, count: int, device: Any) -> Entry:
     if rows.dtype == torch.bool:
         return rows.nonzero().squeeze(1)
     return rows.to(torch.int64) if rows.ndim else row_at(rows, count)
+
+
+def range_of(count: int) -> str:
+    """The indices of so many positions, as a text."""
+    return f"[{show_size(-count)}, {show_size(count - 1)}]"
 
 
 def row_at(row: Tensor, count: int) -> Any:
@@ -130,9 +135,8 @@ def as_step(part: Entry, dim: int, shape: Any, device: Any) -> Entry:
     size = shape[dim]
     if isinstance(part, int) and not isinstance(part, bool):
         if size != -1 and not -size <= part < size:
-            expected = f"an index in [{-size}, {size - 1}] at dim {dim}"
-            hint = f"the logical shape is {show_sizes(shape)}"
-            raise IndexingError(message("index", expected, f"{part}", hint=hint))
+            expected, hint = f"an index in {range_of(size)} at dim {dim}", f"the logical shape is {show_sizes(shape)}"
+            raise IndexingError(message("index", expected, show_size(part), hint=hint))
         return part
     found = as_vector(part, device)
     masked = found is not None and found.dtype == torch.bool
@@ -229,8 +233,8 @@ def cut(x: Tensor, dim: int, part: Entry) -> Tensor:
         return x[(FULL,) * dim + (part,)]
     except IndexError:
         size = x.shape[dim]
-        got, hint = f"{part}" if isinstance(part, int) else "one beyond", f"the dim has {size} positions"
-        raise IndexingError(message("index", f"positions in [{-size}, {size - 1}]", got, hint=hint)) from None
+        got, hint = show_size(part) if isinstance(part, int) else "one beyond", f"the dim has {size} positions"
+        raise IndexingError(message("index", f"positions in {range_of(size)}", got, hint=hint)) from None
 
 
 def at_examples(x: Any, parts: list[Any]) -> Any:

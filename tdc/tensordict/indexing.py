@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc.core.container import Container
 from tdc.core.dtensor import is_dtensor, part_at
-from tdc.core.dynamo import is_on_host
+from tdc.core.dynamo import is_on_host, known, trace_as
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import (
     IndexingError,
@@ -29,6 +29,7 @@ from tdc.core.errors import (
     describe_index,
     first_line,
     message,
+    show_size,
     show_sizes,
 )
 from tdc.core.keys import is_key, show
@@ -130,6 +131,24 @@ def normal_index(td: Any, idx: Any) -> Any:
     if type(found) is tuple or is_mask(found):
         found = batch_index(entries_of(found), td._size)
     return with_numbers(found) if type(found) is tuple or isinstance(found, Tensor) else found
+
+
+def refuse_beyond(idx: Any, size: torch.Size) -> None:
+    """Leave it to torch to refuse numbers beyond the batch: `misfit` has its error."""
+
+
+def refuse_beyond_traced(idx: Any, size: torch.Size) -> None:
+    """Replace `refuse_beyond` in graphs, where torch's error cannot be caught."""
+    numbers = idx.selects if type(idx) is Numbers else [(0, idx)] if isinstance(idx, int) else []
+    for d, i in numbers:
+        n = size[d]
+        if known(i < -n) or known(i >= n):
+            expected = f"an index into batch_size {show_sizes(size)}"
+            got, hint = f"{show_size(i)} at dim {d}", f"dim {d} takes {show_size(-n)} to {show_size(n - 1)}"
+            raise IndexingError(message("index", expected, got, hint=hint))
+
+
+trace_as(refuse_beyond, refuse_beyond_traced)
 
 
 def vector_of(items: Any, device: torch.device | None) -> Tensor:
@@ -235,7 +254,7 @@ def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
 
 
 def positions(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
-    """Where a mask over whole batch dims is True, one index tensor for each; an IndexingError for another shape."""
+    """Positions of a mask over whole batch dims, one index tensor for each; an IndexingError for another shape."""
     if mask.shape != size:
         got = f"mask of shape {show_sizes(mask.shape)}"
         hint = "a mask covers whole batch dims"

@@ -44,7 +44,17 @@ from tdc.core.typing import MISSING
 from tdc.tensordict.apply import applied
 from tdc.tensordict.builder import Builder
 from tdc.tensordict.display import node_html, node_text
-from tdc.tensordict.indexing import at, indexed, is_vector, misfit, normal_index, refused, selected, uses_dims
+from tdc.tensordict.indexing import (
+    at,
+    indexed,
+    is_vector,
+    misfit,
+    normal_index,
+    refuse_beyond,
+    refused,
+    selected,
+    uses_dims,
+)
 from tdc.tensordict.leaf import PROTOCOLS, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.methods import Methods
@@ -370,6 +380,7 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
         raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
     vector = is_vector(idx)
     given, idx = idx, idx if vector else normal_index(td, idx)
+    refuse_beyond(idx, size)
     try:
         leaves = selected(td._leaves, idx) if vector else indexed(td._leaves, idx)
         new = None if leaves else at(torch.empty(()).expand(size), idx).shape

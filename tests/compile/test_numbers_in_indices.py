@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -166,3 +167,40 @@ def test_the_half_of_batches_of_other_sizes():
     for n in (4, 6, 7, 8, 9):
         assert run(TensorDict({"x": torch.randn(n, 2)}, [n])).batch_size == (n // 2,)
     assert run.counts.compiles <= 2
+
+
+BEYOND: dict[str, tuple[Fn, str]] = {
+    "x[i]": (lambda x, i: x[i], "got 9"), "x[-i]": (lambda x, i: x[-i], "got -9"),
+    "select": (lambda x, i: torch.select(x, 0, i), "got 9"), "narrow": (lambda x, i: x.narrow(0, 0, i), "got 9 from 0"),
+    "x[..., i]": (lambda x, i: x[..., i], "got 9"), "sum": (lambda x, i: x.sum(i), "a dim in [-3, 2], got 9"),
+    "transpose": (lambda x, i: x.transpose(0, i), "a dim in [-3, 2], got 9"),
+    "cat": (lambda x, i: torch.cat([x, x], i), "a dim in [-3, 2], got 9"),
+    "reshape": (lambda x, i: x.reshape(i, -1), "got sizes [9, -1]"),
+    "expand": (lambda x, i: x.expand(i, 3), "got [9, 3]"),
+    "unflatten": (lambda x, i: x.unflatten(-1, (i, 2)), "got sizes [9, 2] for dim -1"),
+}  # fmt: skip
+BEYOND_LEAVES: dict[str, tuple[Fn, str]] = {
+    "td[i]": (lambda x, i: x[i], "an index into batch_size [3], got 9 at dim 0\nhint: dim 0 takes -3 to 2"),
+    "td[None, i]": (lambda x, i: x[None, i], "an index into batch_size [3], got 9"),
+    "reshape": (lambda x, i: x.reshape(i, -1), "got [9, -1]"), "sum": (lambda x, i: x.sum(i), "got 9"),
+    "TensorDict": (lambda x, i: TensorDict({"x": x["x"]}, [i]), "expected leaves of shape [9, ...]"),
+    "set": (lambda x, i: x.set("y", torch.ones(i)), "at y: Tensor float32[9]"),
+}
+WRONG = [(kind, *case) for kind in ("packed", "padded") for case in BEYOND.items()]
+WRONG += [("leaves", *case) for case in BEYOND_LEAVES.items()]
+
+
+@pytest.mark.cases(5, 10)
+@pytest.mark.parametrize(("kind", "name", "case"), [pytest.param(*w, id=" ".join(w[:2])) for w in WRONG])
+def test_a_number_that_varies_is_named_where_it_is_wrong(kind: str, name: str, case: tuple[Fn, str]):
+    """Dynamo knows no text of such a number (torch 2.11-2.15)."""
+    x = tdc.pack([torch.ones(n, 4) for n in (2, 3, 1)])
+    x = {"packed": x, "padded": x.to_padded(), "leaves": TensorDict({"x": torch.ones(3, 2)}, [3])}[kind]
+    fn = counted(case[0], backend="eager")
+    for i in (1, 2):
+        with contextlib.suppress(tdc.TdcError):
+            fn(x, i)
+    with pytest.raises(tdc.TdcError) as raised:
+        fn(x, 9)
+    assert case[1] in str(raised.value)
+    assert "\nhint: " in str(raised.value)

@@ -22,7 +22,7 @@ import torch
 
 from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.dynamo import constant, known
-from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message, show_size, show_sizes
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims, OpName
 from tdc.layout.segments import columns, mirrored, rolled, several, sizes_of, tell
@@ -170,7 +170,7 @@ def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
     positions, shape = found
     batch, ragged = positions[b], tuple([positions[r] for r in x.ragged_dims])
     if ragged[-1] - ragged[0] != x.ragged_dims[-1] - x.ragged_dims[0]:
-        raise regrouped("reshape", x, f"sizes {given}")
+        raise regrouped("reshape", x, f"sizes {show_sizes(given)}")
     if isinstance(x, MaskedBatch):
         return build_masked(x.data.reshape(shape), x.lengths, ragged, batch)
     s, e = x.structure, ragged[0] - (batch < ragged[0])
@@ -187,7 +187,7 @@ def reshape_each(x: Ragged, given: list[Any]) -> Ragged:
     ragged = x.ragged_dims
     if isinstance(x, MaskedBatch):
         hint = "x.flatten(2, 3) and x.unflatten(1, (-1, 8)) say which dims, and put real positions first"
-        expected, got = f"static dims of {describe(x)} regrouped", f"sizes {given}"
+        expected, got = f"static dims of {describe(x)} regrouped", f"sizes {show_sizes(given)}"
         raise ShapeError(message("reshape", expected, got, hint=hint))
     if len(ragged) > 1:
         y = flatten_ragged(x, ragged[0], ragged[-1])
@@ -195,7 +195,7 @@ def reshape_each(x: Ragged, given: list[Any]) -> Ragged:
             return reshape_ragged(y, *given)
     whole = x._batch_dim == 0 and (given[0] == -1 or given[0] == x.batch_size[0])
     if not whole or len([n for n in given[1:] if n == -1]) != 1 or any([n == 0 for n in given[1:]]):
-        raise regrouped("reshape", x, f"sizes {given}")
+        raise regrouped("reshape", x, f"sizes {show_sizes(given)}")
     out: Any = unflatten_ragged(flatten_ragged(x, 1), 1, given[1:])
     return out
 
@@ -219,8 +219,8 @@ def grouped(
 
 
 def candidates(sizes: list[Any], begin: int, size: Any, ragged: bool) -> Iterator[int]:
-    """Where a dim that stays may be among sizes. For ragged ones -1 is meant first: the longest row may have the size
-    of a static dim."""
+    """Positions among sizes that a dim that stays may have. For ragged ones -1 is meant first: the longest row may have
+    the size of a static dim."""
     behind = range(begin, len(sizes))
     if ragged:
         for d in behind:  # Dynamo ends no `yield from` of a list (torch 2.15)
@@ -239,12 +239,12 @@ def expand_ragged(x: Ragged, *sizes: Any) -> Ragged:
     x, given = with_dims("expand", x, sizes)
     for d in (x._batch_dim, *x.ragged_dims):
         if given[d] != -1 and given[d] != x.shape[d]:
-            raise regrouped("expand", x, f"size {given[d]} for dim {d}")
+            raise regrouped("expand", x, f"size {show_size(given[d])} for dim {d}")
         given[d] = -1
     try:
         return with_data(x, data_of(x).expand(axis_entries(x, given)))
     except RuntimeError:
-        raise regrouped("expand", x, f"sizes {given}") from None
+        raise regrouped("expand", x, f"sizes {show_sizes(given)}") from None
 
 
 def repeat_ragged(x: Ragged, *sizes: Any) -> Ragged:
@@ -268,7 +268,7 @@ def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:
     given = list(ints(op, sizes))
     if len(given) < x.ndim or (op == "repeat" and any([n < 0 for n in given])):
         hint = "one for each dim; more of them stand in front"
-        raise ShapeError(message(op, f"at least {x.ndim} numbers for {describe(x)}", f"{given}", hint=hint))
+        raise ShapeError(message(op, f"at least {x.ndim} numbers for {describe(x)}", show_sizes(given), hint=hint))
     while x.ndim < len(given):
         x = x.unsqueeze(0)
     return x, given

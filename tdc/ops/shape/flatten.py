@@ -27,7 +27,7 @@ from torch import Tensor
 from tdc.core.arguments import int_tuple, normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.dynamo import is_zero, known
-from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.errors import ShapeError, StructureError, describe, message, show_size, show_sizes
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import OpName
 from tdc.layout.padding import exchange, valid_mask
@@ -221,7 +221,7 @@ def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged | TwoLevelTensor
     axis = axis_of("unflatten", x, d)
     parts = filled(given, data_of(x).shape[axis])
     if parts is None:
-        raise regrouped("unflatten", x, f"sizes {given} for dim {dim}")
+        raise regrouped("unflatten", x, f"sizes {show_sizes(given)} for dim {show_size(dim)}")
     return with_static(x, data_of(x).unflatten(axis, parts), d, len(parts) - 1)
 
 
@@ -229,7 +229,7 @@ def with_factors(x: Ragged, d: int, sizes: tuple[int, ...]) -> Ragged:
     """The ragged dim as one that is as much shorter, where the size is -1, and static ones around it."""
     if sizes.count(-1) != 1 or any([n < 1 for n in sizes if n != -1]):
         hint = "x.unflatten(d, (-1, 8)), or x.unflatten(d, images) for several ragged dims"
-        raise ShapeError(message("unflatten", "one -1 and static sizes for a ragged dim", f"{sizes}", hint=hint))
+        raise ShapeError(message("unflatten", "one -1 and static sizes for a ragged dim", show_sizes(sizes), hint=hint))
     k = sizes.index(-1)
     lead, tail, step = sizes[:k], sizes[k + 1 :], -math.prod(sizes)
     before, lengths = math.prod(lead), sizes_along(x, d)
