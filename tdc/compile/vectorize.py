@@ -42,6 +42,7 @@ from tdc.core.typing import MISSING
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import axis_of, data_of, is_ragged, with_static
+from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.paths import ancestors, ordered
 from tdc.tensordict.shared import Shared, like
 from tdc.tensordict.tensordict import TensorDict
@@ -305,13 +306,18 @@ def results_at(out: Any, out_dims: Any) -> Any:
     if isinstance(out_dims, (tuple, list)) and not several and len(out_dims) == 1:
         (out_dims,) = out_dims
     if not isinstance(out_dims, (tuple, list)):
-        return pytree.tree_map(lambda x: with_mapped_dim(x, out_dims), out, is_leaf=is_container)
+        return pytree.tree_map(lambda x: with_mapped_dim(x, out_dims), out, is_leaf=is_whole)
     if not several or len(out_dims) != len(out):
         count = len(out) if several else 1
         got, hint = f"{len(out_dims)} for {count} results", "one int for all results"
         raise ShapeError(message("vmap", "one entry of out_dims for each result", got, hint=hint))
     results = [results_at(x, dim) for x, dim in zip(out, out_dims, strict=True)]
     return results if isinstance(out, list) else tuple(results)
+
+
+def is_whole(x: Any) -> bool:
+    """True for containers, of two levels too."""
+    return is_container(x) or isinstance(x, TwoLevelTensor)
 
 
 def with_mapped_dim(x: Any, dim: int | None) -> Any:
@@ -338,4 +344,7 @@ def with_mapped_dim(x: Any, dim: int | None) -> Any:
         d = normal_dim(dim, x.data.ndim, "vmap")
         ragged = tuple([r + (d <= r) for r in x.ragged_dims])
         return build_masked(x.data.movedim(0, d), x.lengths[0], ragged, x.batch_dim + (d <= x.batch_dim))
+    if isinstance(x, TwoLevelTensor):
+        hint = "map a function of x.values, the inner examples, and return its result"
+        raise UnsupportedError(message("vmap", "results of one level", "a batch of two levels", hint=hint))
     return x.movedim(0, normal_dim(dim, x.ndim, "vmap")) if isinstance(x, Tensor) and dim != 0 else x

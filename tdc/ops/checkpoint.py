@@ -13,7 +13,7 @@ from typing import Any
 import torch.utils.checkpoint
 
 from tdc.core import pytree
-from tdc.core.rules import DISPATCH, IMPLS, KINDS
+from tdc.core.rules import DISPATCH, IMPLS
 from tdc.core.torch_functions import checkpoint_operator, region_operator
 
 
@@ -32,7 +32,7 @@ def region(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-for _kind in KINDS:
+for _kind in DISPATCH:
     DISPATCH[_kind][region_operator] = f"{_kind}_region"
     IMPLS[f"{_kind}_region"] = region
     DISPATCH[_kind][checkpoint_operator] = f"{_kind}_checkpoint"

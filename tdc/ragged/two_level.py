@@ -31,13 +31,13 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import has_numbers, known
+from tdc.core.dynamo import has_numbers, known, trace_as
 from tdc.core.entries import entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
 from tdc.core.pytree import register
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.slow_paths import announce
-from tdc.layout.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
+from tdc.layout.segments import lengths_of, lengths_on_host, longest, on_host, structure_of_sizes, sums_of
 from tdc.layout.structure import Structure, check_ends, check_offsets, extent_of, require_same
 from tdc.ragged.display import shown, text
 from tdc.ragged.index_forms import FULL
@@ -129,12 +129,12 @@ class TwoLevelTensor(Operations):
 
     @property
     def structure(self) -> Structure:
-        """Where outer examples begin and end among the inner ones."""
+        """Structure of the outer examples: the inner ones of each."""
         return self._structure
 
     @property
     def offsets(self) -> Tensor:
-        """Where outer examples begin among the inner ones, (B+1,) int64."""
+        """Offsets of outer examples among the inner ones, (B+1,) int64."""
         return self._structure.offsets
 
     @property
@@ -292,7 +292,7 @@ class TwoLevelTensor(Operations):
             IndexingError: an example that is not there, or a new dim in front of inner examples.
 
         Compile:
-            One graph, but for one document, whose sizes are read.
+            One graph.
         """
         if isinstance(index, TwoLevelTensor):
             require_same(self._structure, index._structure, "index")
@@ -302,7 +302,7 @@ class TwoLevelTensor(Operations):
             return inner_at(self, numbers[index], ())
         first, second, rest = levels_of(index, self.ndim)
         if isinstance(first, int):
-            return one_outer(self, first)[(second, *rest)]
+            return at_outer(self, first, second, rest)
         if isinstance(first, slice) and first == FULL and isinstance(second, slice) and second == FULL:
             inner: NestedTensor | Tensor = self._values[(FULL, *rest)]
             return self.with_values(inner)
@@ -325,6 +325,22 @@ def one_outer(x: TwoLevelTensor, i: int) -> Any:
         raise IndexingError(message("index", f"one of {rows} rows", f"{i}", hint=hint))
     ends = on_host(x._structure.offsets[i % rows : i % rows + 2])
     return x._values[ends[0] : ends[1]]
+
+
+def at_outer(x: TwoLevelTensor, i: int, second: Any, rest: tuple[Any, ...]) -> Any:
+    """Inner examples of an outer one, and what lies in them."""
+    return one_outer(x, i)[(second, *rest)]
+
+
+def at_outer_traced(x: TwoLevelTensor, i: int, second: Any, rest: tuple[Any, ...]) -> Any:
+    """Replace `at_outer` in graphs, whose slices take no ends that are read: inner examples by their numbers."""
+    inner = x._values[numbered(x)[i] if second is FULL else numbered(x)[i, second]]
+    if not rest:
+        return inner
+    return inner[rest] if isinstance(inner, Tensor) else inner[(FULL, *rest)]
+
+
+trace_as(at_outer, at_outer_traced)
 
 
 def numbered(x: TwoLevelTensor) -> NestedTensor:
@@ -394,7 +410,7 @@ def as_levels(x: NestedTensor, dim: int, lengths: NestedTensor, like: Structure 
         expected = f"dim 1 of a NestedTensor (B, -1, ...) and lengths ({len(x)}, -1) of its parts"
         got, hint = f"dim {dim} of {describe(x)} and {describe(lengths)}", "transpose the ragged dim to dim 1"
         raise ShapeError(message("unflatten", expected, got, hint=hint))
-    offsets = offsets_of(lengths.values)
+    offsets = sums_of(lengths.values)
     hint = "take them of the batch that was flattened: y.unflatten(1, x)"
     text = message("unflatten", "parts that add up to each example", "others", hint=hint)
     require((offsets.index_select(0, t.offsets) == s.offsets).all() & (lengths.values >= 0).all(), text)

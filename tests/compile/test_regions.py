@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "ragged leaf": (nested, lambda td: td.set("s", td["n", "r"].sum(1))),
     "packed": (packed, lambda x: x.softmax(1) * 2),
     "padded": (lambda: packed().to_padded(), lambda x: x.sin()),
+    "two levels": (lambda: tdc.pack([packed(), packed()[:1]]), lambda x: x.sin() * 2),
     "tensorclass": (lambda: Point(torch.randn(3), "a", batch_size=[3]), lambda p: p.replace(x=p.x * 2)),
     "tuple": (nested, lambda td: (td, td["x"] * 2, None)),
     "dict": (nested, lambda td: {"td": td * 2, "sum": td["x"].sum()}),

@@ -105,3 +105,22 @@ def test_exports(net: Documents, tmp_path: Any):
 def test_torch_export(net: Documents):
     x = texts(LENGTHS)
     assert_close(torch.export.export(net, (x,)).module()(x), net(x))
+
+
+DOCUMENTS: dict[str, Any] = {
+    "x[i]": lambda x, i: x[i], "x[-i]": lambda x, i: x[-i], "x[i, 0]": lambda x, i: x[i, 0],
+    "x[i, :1]": lambda x, i: x[i, :1], "x[i, :, 0]": lambda x, i: x[i, :, 0], "x[i][:, 1:]": lambda x, i: x[i][:, 1:],
+    "x[i, 0, 0]": lambda x, i: x[i, 0, 0], "x[i][0]": lambda x, i: x[i][0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_one_document_in_a_graph(name: str):
+    docs = [[torch.randn(n, 2) for n in lengths] for lengths in ((2, 3), (4,), (1, 2, 5), (3, 3))]
+    x, fn = tdc.pack([tdc.pack(rows) for rows in docs]), DOCUMENTS[name]
+    run = counted(fn, backend="eager")
+    for i in (2, 3, 1, 2):
+        assert_close(run(x, i), fn(x, i))
+    assert run.counts.compiles <= 3  # 1 is apart
+    with pytest.raises(tdc.IndexingError, match=r"expected a row in \[-4, 3\], got -?9"):
+        run(x, 9)

@@ -344,6 +344,7 @@ MISTAKES: dict[str, str] = {
         tl.flatten(0, 3)
         tl.softmax(9)
         tl.squeeze()
+        tdc.ensemble(net, tdc.stack_modules([net, net]))(tl)
     """,
     "optimisers as in torch": """
         tdc.optim.adamw(net.parameters())
