@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any, overload
 from weakref import WeakValueDictionary
@@ -18,6 +19,7 @@ from tdc.autobatch.program import LAYER, Answers, Program, build, candidates, dr
 from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, local_names, read
 from tdc.autobatch.tree import Call
 from tdc.autobatch.values import Lane, as_result, flatten, lane_of, map_leaves, unflatten
+from tdc.compile._torch.dynamo import CompileId, current_compile, most_compiles
 from tdc.compile._torch.levels import has_hooks, load_decompositions
 from tdc.compile.upstream import traced
 from tdc.core.annotations import python_signature
@@ -149,7 +151,7 @@ class BatchFunction:
         return self._programs[called]
 
     def all_called(self, given: tuple[str, ...]) -> Answers:
-        """The same with the present globals and closure variables."""
+        """Add the names among the present globals and closure variables."""
         return frozenset((*given, *answers(self._free_names, free(self._source, self._free_names))))
 
     def _run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -179,7 +181,7 @@ class BatchFunction:
     def _run_masked(
         self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...], m: Any, options: Options
     ) -> Any:
-        """The same in a graph, for the examples of a mask; `options` are those of the calling function."""
+        """Run it in a graph, for the examples of a mask; `options` are those of the calling function."""
         options = options if self._options == OPTIONS else self._options
 
         def call(given: Any, m: Any, n: int, line: int) -> Any:
@@ -221,10 +223,27 @@ def driver_of(number: str, *given: str) -> str:
     """The name of the driver of a function, which is made while a graph is traced."""
     function = FUNCTIONS[number]
     load_decompositions()
+    warn_of_limit(number)
     name = "driver_" + "_".join(sorted(function.all_called(given))).replace(".", "_")
     if not hasattr(function._drivers, name):  # if Dynamo traces a call again, it must find the same code
         setattr(function._drivers, name, driver(function.program(given)))
     return name
+
+
+FIRST: dict[CompileId, str] = {}  # by compile: the first function that was traced
+
+
+def warn_of_limit(number: str) -> None:
+    """Warn before torch.compile has no room for another function that it is given: it keeps graphs on the code object,
+    and all objects that it is given share one (torch 2.11-2.15)."""
+    frame, count = current_compile()
+    limit = most_compiles()
+    if FIRST.setdefault((frame, count), number) != number or count != limit - 1:
+        return
+    if len({FIRST.get((frame, k)) for k in range(limit)}) > 1:
+        expected, got = f"at most {limit} graphs of the functions that torch.compile is given", "the last"
+        hint = "tdc.compile.counted(f), or torch.compile(lambda x: f(x)), has graphs of its own"
+        warnings.warn(message(OP, expected, got, hint=hint), stacklevel=2)
 
 
 def called(callee: Any, args: Any, named: Any, line: int, stack: tuple[Any, ...]) -> tuple[BatchFunction, Any]:

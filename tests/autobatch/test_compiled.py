@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +180,26 @@ def test_unrolled():
     fn = tdc.batch(max_iters=7, lower="unroll")(while_and_branches.fn)
     run = torch.compile(batched(fn), backend="aot_eager", fullgraph=True)
     check(fn, PROGRAMS["while and branches"][1], run, BATCHES[0])
+
+
+def test_the_last_function_that_torch_has_room_for_is_named():
+    """All objects that torch.compile is given share one code object, which keeps 8 graphs."""
+
+    def scaled(k: int) -> Any:
+        w = torch.tensor(k)
+
+        def fn(x: Tensor) -> Tensor:
+            return x.sum() * w
+
+        return torch.compile(tdc.batch(fn), backend="eager")
+
+    x = tdc.pack([torch.ones(2), torch.ones(3)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for k in range(7):
+            assert scaled(k)(x).tolist() == [2 * k, 3 * k]
+    with pytest.warns(UserWarning, match=r"expected at most 8 graphs of .*, got the last\nhint: tdc\.compile\.counted"):
+        scaled(7)(x)
 
 
 def test_unrolled_too_little():

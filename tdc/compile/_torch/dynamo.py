@@ -43,6 +43,13 @@ def current_compile() -> CompileId:
     return NO_COMPILE if found is None or found.frame_id is None else (found.frame_id, found.frame_compile_id)
 
 
+@optional("limit of graphs of one function", lost="a warning before it", instead=lambda: 0)
+def most_compiles() -> int:
+    """Number of graphs that torch.compile keeps for one code object."""
+    found: int = find("torch._dynamo.config:recompile_limit")
+    return found
+
+
 def raised_by_trace(error: Exception) -> errors.TdcError | None:
     """Error of this library that stopped a trace, of which torch keeps name and text; None for another."""
     found = RAISED.search(str(error))
