@@ -119,7 +119,7 @@ def explained(error: Exception) -> UnsupportedError | None:
 
 
 def explained_in_graphs(error: Any) -> UnsupportedError | None:
-    """The same for an error of a trace, if it is one of code that runs in blocks."""
+    """Explain an error of a trace in the same way, if code that runs in blocks raised it."""
     own = any([frame.filename == __file__ for frame in error.real_stack or ()])
     return explained(error) if own else None
 
@@ -157,7 +157,8 @@ def holds_example(x: Any, depth: int = 5) -> bool:
 
 NO_NUMBER = (
     *NUMBER_ASKED,
-    "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(x.size(0)), x.new_zeros(...) for torch.zeros",
+    "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(T), x.new_zeros(T, 4) for torch.zeros(T, 4), "
+    "torch.ones_like(x @ x.mT) for torch.ones(T, T); a table has one size for all examples, torch.zeros(99, 99)",
 )  # fmt: skip
 SAID = (  # a part of torch's message, and ours
     ("calling .item()", *NO_NUMBER),

@@ -70,6 +70,7 @@ class counted:
     Raises:
         UnsupportedError: an unknown backend or mode. A call raises the error of this library that stopped its trace,
             with a note of the user's line.
+        DtypeError: `fn` cannot be called; `dynamic` is no bool.
 
     Example:
         >>> f = counted(lambda x: x * 2, backend="eager")
@@ -96,7 +97,7 @@ class counted:
         sizes = buckets_of(buckets, "compile.counted")
         if sizes is not None and backend is inductor and options is None:
             mode = mode or "reduce-overhead"
-        self._inner = backend_of(backend, mode, options, "compile.counted")
+        self._inner = backend_of(backend, mode, options, "compile.counted", dynamic)
         self._filling: Filling | None = None
         if sizes is not None:
             self._inner = self._filling = Filling(self._inner, sizes, self.name)

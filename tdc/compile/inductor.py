@@ -24,7 +24,7 @@ from tdc.compile._torch.inductor import BUDGET, apart_in_caches, compile_graph, 
 from tdc.compile._torch.remat import drawn_once, drop_detours
 from tdc.compile._torch.scans import without_copies
 from tdc.core.arguments import expect
-from tdc.core.errors import ShapeError, UnsupportedError, first_line, message
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, first_line, message
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -130,12 +130,17 @@ def checked_settings(mode: str | None, options: dict[str, Any] | None, op: str) 
 
 
 def nearest(name: Any, known: Iterable[str]) -> list[str]:
-    """The name among those known that is spelled most like this one; none if there is no such."""
+    """Return a list with the known name that is spelled most like this one; an empty one without any."""
     return get_close_matches(name, [*known], 1) if isinstance(name, str) else []
 
 
-def backend_of(name: Any, mode: str | None, options: dict[str, Any] | None, op: str) -> Callable[..., Any]:
-    """A backend by its name or as it is, as a function of a graph and its inputs."""
+def backend_of(
+    name: Any, mode: str | None, options: dict[str, Any] | None, op: str, dynamic: Any = None
+) -> Callable[..., Any]:
+    """A backend by its name or as it is, as a function of a graph and its inputs; refuses a `dynamic` of no bool."""
+    if dynamic is not None and not isinstance(dynamic, bool):
+        hint = "tdc.compile.dynamic(x, 'length') marks sizes of an argument"
+        raise DtypeError(message(op, "True, False or None as dynamic", describe(dynamic), hint=hint))
     found = name if callable(name) else named_backend(name)
     if found is None:
         expected = "a function or the name of a backend of torch.compile, such as 'inductor', 'aot_eager' or 'eager'"

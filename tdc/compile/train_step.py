@@ -121,7 +121,7 @@ def train_step(
     group = check_group(process_group, net)
     check_optimizer(optimizer, average, group)
     if compile:
-        backend_of(backend, mode, options, OP)
+        backend_of(backend, mode, options, OP, dynamic)
     check_settings(accumulate, dtype, options, compile)
     exchange = exchange_of(optimizer, group, shard, reduce_dtype, bucket)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
@@ -450,7 +450,7 @@ def check_optimizer(optimizer: Any, average: Any, group: Any) -> None:
 
 
 def exchange_of(optimizer: Any, group: Any, shard: Any, dtype: Any, bucket: Any) -> Exchange | None:
-    """How ranks exchange gradients; None for one process. Refuses invalid settings."""
+    """Settings by which ranks exchange gradients; None for one process. Refuses invalid settings."""
     given = [*["shard"] * (shard is not None), *["reduce_dtype"] * (dtype is not None)]
     if group is None and given:
         hint = "process_group=torch.distributed.group.WORLD"

@@ -30,7 +30,7 @@ from tdc.core.dynamo import (
     stamp,
     trace_as,
 )
-from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.operators import new_size, only_results, operator, refuse_mapped
 from tdc.layout.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
 
@@ -38,7 +38,12 @@ HAS_GRADIENTS = has_gradients_in_graphs()
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Where rows of the given lengths begin: `(B,) -> (B+1,)`, int64, first 0, last the packed total.
+    """Offsets of rows of the given lengths: `(B,) -> (B+1,)`, int64, first 0, last the packed total.
+
+    Raises:
+        DtypeError: no tensor, or lengths that are not whole.
+        ShapeError: not one dim.
+        StructureError: a negative length, where it can be read at no cost: eagerly and on CPU.
 
     Example:
         >>> offsets_of(torch.tensor([2, 0, 3]))
@@ -49,6 +54,14 @@ def offsets_of(lengths: Tensor) -> Tensor:
         raise ShapeError(message("offsets_of", "lengths (B,)", describe(lengths), hint="lengths.flatten()"))
     if lengths.is_floating_point():
         raise DtypeError(message("offsets_of", "whole lengths", describe(lengths), hint="lengths.long()"))
+    if is_on_host(lengths) and lengths.shape[0] and int(lengths.min()) < 0:
+        hint = "lengths.clamp(min=0)"
+        raise StructureError(message("offsets_of", "lengths of 0 or more", "a negative one", hint=hint))
+    return sums_of(lengths)
+
+
+def sums_of(lengths: Tensor) -> Tensor:
+    """`offsets_of` of lengths that are known to be right."""
     whole = lengths.to(torch.int64)
     if certain(whole.shape[0] != 0):
         return counted(F.pad(whole.cumsum(0), (1, 0)))
@@ -62,7 +75,7 @@ def structure_of_sizes(
     """The structure of examples of ragged sizes (B, R), with a bound of the sizes where one is known."""
     extent = None if longest is None else extent_of(longest, sizes.device)
     count = sizes.shape[1]
-    offsets = offsets_of(sizes.prod(1) if count > 1 else sizes[:, 0])
+    offsets = sums_of(sizes.prod(1) if count > 1 else sizes[:, 0])
     return Structure(offsets, counted(sizes) if count > 1 else None, extent, packed_dim, batch_dim, count).marked()
 
 
@@ -164,7 +177,7 @@ def sizes_to_read(s: Structure) -> Tensor:
 @once_on_host
 def offsets_on_host(s: Structure) -> Tensor:
     """Offsets on the host, (B+1,): a device sync, unless the structure was told the sizes."""
-    return offsets_of(sizes_on_host(s).prod(1))
+    return sums_of(sizes_on_host(s).prod(1))
 
 
 def on_host_too(s: Structure, fn: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -281,7 +294,7 @@ def row_ids(s: Structure, total: int) -> Tensor:
 
 @once
 def begins(s: Structure, total: int) -> Tensor:
-    """Where the example of each packed position begins, (N,)."""
+    """Begin of the example of each packed position, (N,)."""
     return s.offsets[row_ids(s, total)]
 
 
@@ -293,7 +306,7 @@ def local_positions(s: Structure, total: int) -> Tensor:
 
 @once
 def strides(s: Structure) -> tuple[Tensor, ...]:
-    """How far neighbours along each ragged dim are apart in the packed axis, (B,) each."""
+    """Strides of ragged dims in the packed axis, (B,) each."""
     sizes = sizes_of(s)
     return tuple([sizes[:, r + 1 :].prod(1) for r in range(s.ragged_ndim)])
 
@@ -334,7 +347,7 @@ def take_spans(starts: Tensor, lengths: Tensor, step: int = 1, total: int | None
     Args:
         total: M, where it is known; else one host read in eager, an unbacked size in a graph.
     """
-    offsets = offsets_of(lengths)
+    offsets = sums_of(lengths)
     rows = torch.repeat_interleave(lengths, output_size=last_of(offsets) if total is None else total)
     steps = torch.arange(rows.shape[0], device=rows.device)
     return offsets, steps * step + (starts - offsets[:-1] * step).index_select(0, rows)
@@ -379,7 +392,7 @@ def own_share(extremes: Tensor, nothing: float, counts: Callable[[], tuple[Tenso
 
 
 def count_rows(ids: Tensor, s: Structure) -> Tensor:
-    """How often each example occurs among row ids, (M,) -> (B,)."""
+    """Count of each example among row ids, (M,) -> (B,)."""
     return torch.zeros_like(s.offsets[1:]).index_add(0, ids, torch.ones_like(ids))
 
 

@@ -89,7 +89,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
     cut = [n if length is None else n.clamp(max=m) for n, m in zip(x.sizes.unbind(1), padded, strict=True)]
     sizes = torch.stack(cut, 1)  # not the kept ones
-    out = MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
+    out = build_masked(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, dims, new_lengths=True)
     return out if b == 0 else build_masked(out.data.movedim(0, b), out.lengths, ragged, b)
 
 
@@ -169,11 +169,11 @@ def from_padded(
         seen = mask.flip(1) if left else mask
         require((seen == valid_mask(lengths[:, None], (mask.shape[1],))).all(), text, StructureError)
     assert lengths is not None
+    if isinstance(lengths, Tensor) and lengths.dtype == torch.int64 and data.ndim > 1:  # MaskedBatch refuses others
+        hint = "lengths count the real positions of each row"
+        text = message("from_padded", "lengths between 0 and the width of data", "one outside", hint=hint)
+        require(((lengths >= 0) & (lengths <= data.shape[1])).all(), text, StructureError)
     x = MaskedBatch(data, lengths)
-    inside = (x.lengths >= 0) & (x.lengths <= data.shape[1])
-    hint = "lengths count the real positions of each row"
-    text = message("from_padded", "lengths between 0 and the width of data", "one outside", hint=hint)
-    require(inside.all(), text, StructureError)
     x = x if side == "right" else x.with_data(shift_rows(data, x.lengths[:, 0], side, "from_padded"))
     learns = data.requires_grad and torch.is_grad_enabled()
     return x.with_data(x.filled(0)) if learns else x  # else 0 times the derivative of what padding holds

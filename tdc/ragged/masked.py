@@ -25,7 +25,7 @@ from torch import Tensor
 from tdc.core.arguments import SWAPPED, expect, expect_devices, expect_number, int_tuple, normal_dim, refuse_to
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import certain, has_numbers, hold, known, mark_dynamic
+from tdc.core.dynamo import certain, has_numbers, hold, is_on_host, known, mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import constant_of, constants_of
 from tdc.core.pytree import register
@@ -63,6 +63,8 @@ class MaskedBatch(Operations):
     Raises:
         DtypeError: data or lengths are no tensors, or lengths are not int64.
         ShapeError: lengths do not have one row for each example and one column for each ragged dim.
+        StructureError: data and lengths on two devices; a length that is negative or larger than the rectangle, where
+            it can be read at no cost: eagerly and on CPU.
 
     Compile:
         Batch size and padded sizes are marked dynamic; one graph serves all.
@@ -112,6 +114,11 @@ class MaskedBatch(Operations):
             expected = span if data.ndim > 1 else "data with a ragged dim"
             got, hint = f"{dims} for {describe(data)}", "dim 0 is the batch, ragged dims come behind it"
             raise ShapeError(message("MaskedBatch", expected, got, hint=hint))
+        if is_on_host(sizes) and len(sizes):
+            bounds = zip(sizes.amin(0).tolist(), sizes.amax(0).tolist(), dims, strict=True)
+            if any([low < 0 or high > data.shape[d] for low, high, d in bounds]):
+                got, hint = f"others for {describe(data)}", "lengths count the real positions of each row"
+                raise StructureError(message("MaskedBatch", "lengths between 0 and the padded size", got, hint=hint))
         set_fields(self, mark_dynamic(data, 0, *dims), mark_dynamic(sizes, 0), dims, 0)
 
     @property
@@ -123,7 +130,7 @@ class MaskedBatch(Operations):
 
     @property
     def lengths(self) -> Tensor:
-        """How much of each example is real, `(B, R)` for R ragged dims."""
+        """Real sizes of each example, `(B, R)` for R ragged dims."""
         return self._lengths
 
     @property

@@ -10,7 +10,7 @@ it out.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from math import prod
 from typing import Any, NoReturn, final
@@ -39,6 +39,7 @@ MOVES = (
     "flipud", "roll", "rot90", "narrow", "select", "diagonal", "unfold", "unbind", "split", "chunk", "tensor_split",
     "index_select", "gather", "take_along_dim", "masked_select",
 )  # fmt: skip
+NO_LISTS = (str, bytes, Mapping, Set)  # iterable, but one object, or without an order
 WRITES = ("where", "index_copy", "scatter")  # the objects of the result are those of two arrays
 
 
@@ -55,7 +56,7 @@ class ObjectArray(Frozen):
 
     Raises:
         ShapeError: another number of objects than the shape has elements.
-        DtypeError: items that are no sequence.
+        DtypeError: items that are no sequence of objects, such as text, a mapping or a set.
 
     Compile:
         Eager only: `td.exclude(key)` before a compiled function.
@@ -74,11 +75,12 @@ class ObjectArray(Frozen):
         if hasattr(items, "ravel"):  # a numpy array
             shape = items.shape if shape is None else shape
             items = items.ravel().tolist()
+        if isinstance(items, NO_LISTS):
+            raise no_objects(items, "ObjectArray(list(x)) for its parts")
         try:
             self._items = tuple(items)
         except TypeError:
-            got, hint = describe(items), "ObjectArray([x]); ObjectArray([x], ()) has no dims"
-            raise DtypeError(message("ObjectArray", "a list of objects", got, hint=hint)) from None
+            raise no_objects(items, "ObjectArray([x], ()) has no dims") from None
         sizes = [len(self._items)] if shape is None else [shape] if isinstance(shape, int) else shape
         try:
             size = torch.Size(sizes)
@@ -155,6 +157,12 @@ class ObjectArray(Frozen):
 
     def __repr__(self) -> str:
         return f"ObjectArray(shape={self.shape})"
+
+
+def no_objects(items: Any, otherwise: str) -> DtypeError:
+    """The error for items that are no list of objects."""
+    hint = f"ObjectArray([x]); {otherwise}"
+    return DtypeError(message("ObjectArray", "a list of objects", describe(items), hint=hint))
 
 
 def numbered(size: Sequence[int]) -> Tensor:

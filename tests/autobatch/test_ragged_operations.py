@@ -360,6 +360,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "xs.view(xs.size(0) + 1, 2)": ("the size of a ragged dim, got another number", "x.size(d) of its ragged dim"),
     "xs.view(2, 2)": ("a size for each ragged dim, side by side, got 0 sizes of ragged dims, of 1", "x.size(d)"),
     "torch.arange(xs.size(0))": ("tensors that stay tensors, got a number asked of one", "torch.ones_like(x[:, 0])"),
+    "torch.ones(xs.size(0), xs.size(0))": ("got a number asked of one", "torch.ones_like(x[:, 0])"),
+    "xs.new_ones(xs.size(0), xs.size(0))": ("got 2 sizes of ragged dims, of 1", "torch.zeros(99, 99), one size"),
     "list(xs)": ("an operation that ragged examples have, got an iteration inside of", "for row in x: ... as a"),
     "[x for x in xs]": ("what a list that grew differently can do, got one that is returned", "torch.stack(out)"),
     "(xs.sum(0), [x + 1 for x in xs])": ("a list that grew differently can do, got one", "torch.stack(out)"),

@@ -192,7 +192,7 @@ def test_collate_images():
 
 
 def test_collate_is_stack_where_sizes_agree():
-    tds = [TensorDict({"x": torch.randn(4, 2), "o": ObjectArray("abcd"), "s": Static(1)}, [4]) for _ in range(3)]
+    tds = [TensorDict({"x": torch.randn(4, 2), "o": ObjectArray(list("abcd")), "s": Static(1)}, [4]) for _ in range(3)]
     batch = tdc.data.collate(tds)
     assert batch.batch_size == (3, 4)
     assert torch.equal(batch["x"], torch.stack(tds)["x"])
@@ -311,7 +311,7 @@ at x: Tensor float32[1, 2] and in example 1 Tensor float32[3, 2]
 at m.w: Tensor int64[1] and in example 1 Tensor int64[3]
 hint: name keys that differ in keys=, or keep them out of the batch"""),
     "objects of different length": (
-        lambda: tdc.data.pad_sequence([{"o": ObjectArray("a")}, {"o": ObjectArray("abc")}]), """\
+        lambda: tdc.data.pad_sequence([{"o": ObjectArray(list("a"))}, {"o": ObjectArray(list("abc"))}]), """\
 DtypeError
 tdc.data.pad_sequence: expected tensors of one dtype for each key, got 1 keys of other kinds or dtypes
 at o: ObjectArray [1], no tensor

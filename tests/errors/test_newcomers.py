@@ -86,6 +86,7 @@ RAGGED: dict[str, tuple[Call, type[tdc.TdcError], str]] = {
     "x.new = 3": (lambda x: put(x, "new", 3), tdc.ImmutableError, "torch.where(mask, new, x)"),
     "x * jagged": (lambda x: x * jagged(), tdc.DtypeError, "tdc.from_torch(y)"),
     "jagged * x": (lambda x: jagged() * x, tdc.DtypeError, "tdc.from_torch(y)"),
+    "torch.cat([x, jagged])": (lambda x: torch.cat([x, jagged()]), tdc.DtypeError, "tdc.from_torch(y)"),
     "F.mse_loss(x, jagged)": (lambda x: F.mse_loss(x, jagged()), tdc.DtypeError, "tdc.from_torch(y)"),
     "Normal(x, 1.0)": (
         lambda x: torch.distributions.Normal(x, 1.0, validate_args=True), tdc.UnsupportedError,

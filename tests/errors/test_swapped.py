@@ -38,6 +38,9 @@ CALLS = {
     "tdc.truncate(x, -1)": "expected a length of 0 or more, got -1",
     "tdc.truncate(m, -1)": "expected a length of 0 or more, got -1",
     "tdc.truncate(x, True)": "expected an int, got bool",
+    "tdc.offsets_of(torch.tensor([2, -1]))": "tdc.offsets_of: expected lengths of 0 or more, got a negative one",
+    'tdc.compile.counted(net, dynamic="a")': "expected True, False or None as dynamic, got str",
+    'tdc.compile.report(net, x, dynamic="a")': "expected True, False or None as dynamic, got str",
     'tdc.compile.counted(net, backend="aot_eagre")': "hint: backend='aot_eager'",
     'tdc.compile.counted(net, options={"max_autotun": 1})': "expected options of Inductor with values that fit",
     'tdc.compile.counted(net, options={"max_autotune": "a"})': "got str should be bool",
@@ -50,6 +53,7 @@ SETTINGS = {
     'mode="reduce-overhed"': "hint: mode='reduce-overhead'",
     'options={"max_autotun": True}': "expected options of Inductor with values that fit, got 'max_autotun'",
     "options=3": "expected a dict of options, got int",
+    'dynamic="length"': "tdc.compile.train_step: expected True, False or None as dynamic, got str",
 }
 
 

@@ -65,7 +65,7 @@ def outer() -> Outer:
         ({"x": torch.zeros(3), "y": 1}, None, []), ({}, None, []), ({"s": Static("a"), "x": [1, 2, 3]}, None, [3]),
         ({"n": tdc.pack([torch.zeros(1), torch.zeros(2)]), "x": torch.zeros(2, 5)}, None, [2]),
         (TensorDict({"x": torch.zeros(3, 4)}, [3]), None, [3, 4]),
-        ({"o": ObjectArray("abc"), "x": torch.zeros(3, 1)}, None, [3]), (Point(torch.zeros(3, 2)), 1, [3]),
+        ({"o": ObjectArray(list("abc")), "x": torch.zeros(3, 1)}, None, [3]), (Point(torch.zeros(3, 2)), 1, [3]),
         (np.zeros((3, 2), dtype=[("a", "f4")]), None, [3, 2]),
     ],
 )  # fmt: skip

@@ -120,10 +120,18 @@ def test_a_leaf_of_autograd():
 def test_validate():
     x, _ = padded(3)
     assert tdc.validate(x) is x
+    y = MaskedBatch(torch.zeros(3, 2), T([2, 2, 1]))
+    y.lengths.copy_(T([[3], [2], [-1]]))
     with pytest.raises(
         StructureError, match=r"got 1 broken rule\nat lengths: outside \[0, 2\], .* dim 1, in row 0 and 1 more"
     ):
-        tdc.validate(MaskedBatch(torch.zeros(3, 2), T([3, 2, -1])))
+        tdc.validate(y)
+
+
+@pytest.mark.parametrize("lengths", [[3, 1], [-1, 1]], ids=str)
+def test_lengths_outside_of_the_data_are_refused(lengths: list[int]):
+    with pytest.raises(StructureError, match=r"tdc\.MaskedBatch: expected lengths between 0 and the padded size, got"):
+        MaskedBatch(torch.zeros(2, 2), T(lengths))
 
 
 def test_a_moved_batch_dim():

@@ -228,7 +228,7 @@ def test_a_tuple_is_one_key():
 
 
 def test_group_by():
-    td = TensorDict({"x": torch.arange(4), "o": ObjectArray("abca"), "label": torch.tensor([2, 0, 2, 2])}, [4])
+    td = TensorDict({"x": torch.arange(4), "o": ObjectArray(list("abca")), "label": torch.tensor([2, 0, 2, 2])}, [4])
     groups = tdc.data.group_by(td, "label")
     assert list(groups) == [2, 0]
     assert groups[2]["x"].tolist() == [0, 2, 3]

@@ -202,7 +202,7 @@ DtypeError
 tdc.at.set: expected an instance of ObjectArray, got int
 at name: ObjectArray [2]
 hint: ObjectArray([x], ()) for one object, ObjectArray(list) for one per example"""),
-    "too many objects": (lambda: people().at[0].set({"name": ObjectArray("abc")}), """\
+    "too many objects": (lambda: people().at[0].set({"name": ObjectArray(list("abc"))}), """\
 ShapeError
 tdc.at.set: expected a value that broadcasts to [], got ObjectArray [3]
 at name: ObjectArray [2]
@@ -220,6 +220,14 @@ hint: another TensorDict with an ObjectArray there, or td.exclude(key) first""")
 DtypeError
 tdc.ObjectArray: expected a list of objects, got int
 hint: ObjectArray([x]); ObjectArray([x], ()) has no dims"""),
+    "text for objects": (lambda: ObjectArray("abc"), """\
+DtypeError
+tdc.ObjectArray: expected a list of objects, got str
+hint: ObjectArray([x]); ObjectArray(list(x)) for its parts"""),
+    "a mapping for objects": (lambda: ObjectArray({"a": 1}), """\
+DtypeError
+tdc.ObjectArray: expected a list of objects, got dict
+hint: ObjectArray([x]); ObjectArray(list(x)) for its parts"""),
     "an object beyond": (lambda: ObjectArray(["a"])[5], """\
 IndexingError
 tdc.index: expected an index into shape [1], got 5

@@ -67,7 +67,7 @@ def test_param_count():
     assert tdc.param_count(list(net.parameters())) == want
     assert tdc.param_count(td_of(a=X, tied=X)) == 32
     x = tdc.pack([torch.zeros(2, 4), torch.zeros(1, 4)])
-    assert tdc.param_count(TensorDict({"n": x, "m": x.to_padded(), "o": ObjectArray("ab")}, [2])) == 12 + 16
+    assert tdc.param_count(TensorDict({"n": x, "m": x.to_padded(), "o": ObjectArray(list("ab"))}, [2])) == 12 + 16
     assert tdc.param_count(TensorDict()) == 0
 
 
@@ -121,7 +121,7 @@ class TestTable(TestCase):
             {
                 "tokens": x,
                 "padded": x.to_padded(),
-                "meta": {"id": torch.arange(2), "who": ObjectArray("ab"), "none": {}},
+                "meta": {"id": torch.arange(2), "who": ObjectArray(list("ab")), "none": {}},
                 "point": Point(torch.zeros(2, 2), batch_size=[2]),
                 "note": Static("a very long text that goes on and on"),
                 "big": torch.zeros(1).expand(2, 1000),

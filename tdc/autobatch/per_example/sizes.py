@@ -36,6 +36,7 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import ragged_sizes
 
 SIZE = "x.size(d) of its ragged dim, or -1"
+TABLE = "torch.zeros(99, 99), one size for all examples; torch.zeros_like(x @ x.mT) of (T, T)"
 
 
 def is_size(x: Any) -> bool:
@@ -69,7 +70,8 @@ def ragged_places(op: Any, x: NestedTensor, given: list[Any]) -> tuple[int, int]
     at, n = [i for i, size in enumerate(given) if is_size(size)], x.structure.ragged_ndim
     if len(at) != n or at != [*range(at[0], at[0] + n)]:
         got = f"{len(at)} sizes of ragged dims, of {n}"
-        raise ShapeError(message(op, "a size for each ragged dim, side by side", got, hint=SIZE))
+        hint = TABLE if len(at) > n else SIZE
+        raise ShapeError(message(op, "a size for each ragged dim, side by side", got, hint=hint))
     for r, i in enumerate(at):
         require_size(op, x, r, given[i])
     return at[0], at[0] + n

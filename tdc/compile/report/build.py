@@ -60,7 +60,7 @@ def report(
 
     Raises:
         StructureError: no examples.
-        DtypeError: `fn` cannot be called.
+        DtypeError: `fn` cannot be called; `dynamic` is no bool.
         UnsupportedError: an unknown backend or mode.
 
     Compile:
@@ -79,7 +79,7 @@ def report(
     expect_number("compile.report", repeats, whole=True)
     fn = fn.fn if isinstance(fn, counted) else fn
     calls = [x if type(x) is tuple else (x,) for x in examples]
-    recorder = Recorder(backend_of(backend, mode, options, "compile.report"))
+    recorder = Recorder(backend_of(backend, mode, options, "compile.report", dynamic))
     compiled = torch.compile(with_own_graphs(fn), backend=recorder, dynamic=dynamic)
     with listening() as events:
         for args in calls:
