@@ -42,7 +42,7 @@ Values = Callable[[Any], Tensor]
 
 
 class Setup(NamedTuple):
-    """What workloads are made of: devices of batches and of modules, their dtype, and the library of a peer."""
+    """Parts of workloads: devices of batches and of modules, their dtype, and the library of a peer."""
 
     device: str
     modules: str

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def of_rank_0(name: str, world: int, times: int) -> Any:
-    """What rank 0 wrote of `python -m bench.name --worker rank world store out times`, on each rank."""
+    """Run `python -m bench.name --worker rank world store out times` on each rank, and return what rank 0 wrote."""
     with tempfile.TemporaryDirectory() as folder:
         given = [str(world), f"{folder}/store", f"{folder}/out", str(times)]
         command = [sys.executable, "-m", f"bench.{name}", "--worker"]

@@ -32,7 +32,7 @@ SIZE = (6, 4)
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a row works on, for one layout: batches `x` (three of them) in a candidate's form, and the rest."""
+    """Inputs of a row, for one layout: batches `x` (three of them) in a candidate's form, and the rest."""
 
     xs: list[Any]
     key: Any
@@ -247,7 +247,7 @@ def nested_rows(i: Inputs) -> dict[str, Call]:
 
 
 def shared(i: Inputs, module: Any, stack: Any, cat: Any) -> dict[str, Call]:
-    """What tdc and tensordict spell alike."""
+    """Operations that tdc and tensordict spell alike."""
     td, other, key = i.xs[0], i.xs[1], i.key
     column = i.mask[:, None].expand(SIZE)
     flat = td.flatten_keys(".")
@@ -315,7 +315,7 @@ def theirs(i: Inputs, module: ModuleType) -> dict[str, Call]:
 
 
 def by_optree(i: Inputs) -> dict[str, Call]:
-    """What optree has for nested dicts: maps over one tree and several."""
+    """Operations of optree on nested dicts: maps over one tree and several."""
     d, other = i.xs[0], i.xs[1]
     return {
         "index": lambda: optree.tree_map(lambda v: v[2], d),

@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved timing, exact counts of compilation, and one form of report.
+"""Shared parts of benchmarks: interleaved timing, exact counts of compilation, and one form of report.
 
 Machines are noisy, and noise drifts. So the candidates take turns in bursts of a few milliseconds, in an order that
 rotates, and a ratio is formed within a round and only then summarised: what slows a whole round down cancels out.

@@ -163,7 +163,7 @@ def prompts_of(occupancy: float, seed: int) -> list[Tensor]:
 
 
 def candidates(net: Decoder) -> dict[str, Callable[[list[Tensor]], Tensor]]:
-    """What is timed, by name."""
+    """Functions that are timed, by name."""
     ours, theirs = torch.compile(ragged_step, fullgraph=True), torch.compile(padded_step, fullgraph=True, dynamic=False)
     return {
         "padded": lambda prompts: padded(net, prompts, padded_step, False),

@@ -61,7 +61,7 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {  # an
 
 
 def over(times: dict[str, list[float]]) -> Spread:
-    """What tdc adds to the module, over what torch adds, round by round."""
+    """Time that tdc adds to the module, over the time that torch adds, round by round."""
     rounds = zip(times["tdc"], times["torch"], times["module"], strict=True)
     return spread([(ours - bare) / (theirs - bare) for ours, theirs, bare in rounds])
 

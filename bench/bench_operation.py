@@ -74,7 +74,7 @@ def agree(what: str, ours: Any, raw: Tensor) -> None:
 
 
 def measure(report: Report, operations: dict[str, Operation], limited: bool) -> None:
-    """What each adds, round by round."""
+    """Time that each adds, round by round."""
     rounds = 9 if report.quick else 61
     for what, (ours, raw) in operations.items():
         agree(what, ours(), raw())

@@ -31,7 +31,7 @@ Run = Callable[[Any], Any]
 
 
 def operations(weight: torch.Tensor) -> dict[str, Run]:
-    """What runs on a batch, nested or padded."""
+    """Operations on a batch, nested or padded."""
     return {
         "x @ w": lambda x: torch.matmul(x, weight),
         "x.T @ x": lambda x: torch.matmul(x.transpose(1, 2), x),

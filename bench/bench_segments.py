@@ -39,7 +39,7 @@ Run = Callable[[Any], Any]
 
 
 class Given(NamedTuple):
-    """What candidates know beforehand."""
+    """Values that candidates know beforehand."""
 
     lengths: Tensor
     offsets: Tensor
@@ -247,7 +247,7 @@ CALLED = re.compile(r"^\s*(?:\w+ = )?(?:torch\.ops\.)?(aten|tdc|extern_kernels)\
 
 
 def code_of(call: Call) -> dict[str, int]:
-    """What Inductor makes of a call for two threads; one of its own for one thread comes after."""
+    """Code that Inductor makes of a call for two threads; one of its own for one thread comes after."""
     with config.patch({"cpp.threads": 2}):
         _, parts = run_and_get_code(call)
     torch._dynamo.reset()
@@ -291,7 +291,7 @@ def measure(report: Report, name: str, op: Operation, g: Given) -> None:
 
 
 def pads(call: Call) -> str:
-    """Whether a graph of a call makes a rectangle."""
+    """True if a graph of a call makes a rectangle."""
     torch._dynamo.reset()
     try:
         with forbid(padding=True):

@@ -169,7 +169,7 @@ class Plain:
 
 @tdc.tensorclass
 class Ours:
-    """The same, of one batch size."""
+    """The same data, of one batch size."""
 
     obs: Tensor
     action: Tensor

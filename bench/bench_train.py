@@ -53,7 +53,7 @@ class Encoder(nn.Module):
         return self.head(self.encoder(self.embed(tokens)).mean(1))
 
     def padded(self, tokens: Tensor, padding: Tensor) -> Tensor:
-        """The same on a rectangle."""
+        """Run the same step on a rectangle."""
         x = self.encoder(self.embed(tokens), src_key_padding_mask=padding).masked_fill(padding[..., None], 0.0)
         return self.head(x.sum(1) / (~padding).sum(1, keepdim=True))
 

@@ -52,7 +52,7 @@ def first_step(action: str, file: str) -> None:
 
 
 def measured(action: str, file: Path, folder: Path) -> dict[str, float]:
-    """The same in a process with an empty folder of caches."""
+    """Time it in a process with an empty folder of caches."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
     command = [sys.executable, "-m", "bench.cold_start", action, str(file)]
     out = subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout

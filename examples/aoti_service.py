@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def ask(port: int, texts: list[str]) -> dict[str, object]:
-    """What the service says to texts."""
+    """Answers of the service to texts."""
     data = json.dumps({"texts": texts}).encode()
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}", data) as response:

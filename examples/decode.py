@@ -23,7 +23,7 @@ from decoding.ways import beams, greedy, sampled, speculative
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call returns, and the seconds that it takes once it is warm."""
+    """Result of a call, and the seconds that it takes once it is warm."""
     call()
     begin = time.perf_counter()
     return call(), time.perf_counter() - begin

@@ -47,7 +47,7 @@ def numbers(text: Tensor) -> Tensor:
 
 
 def tokenized(part: TensorDict) -> TensorDict:
-    """What a worker does: the texts of a part as rows of numbers."""
+    """Run in a worker: the texts of a part as rows of numbers."""
     return TensorDict({"ids": tdc.pack([numbers(text) for text in part["text"].unbind()])}, part.batch_size)
 
 

@@ -105,7 +105,7 @@ def drawing() -> str:
 
 
 def table() -> str:
-    """What each room is, and what it imports."""
+    """Purpose of each room, and its imports."""
     lines = ["| room | what | files |", "| --- | --- | --- |"]
     for room, paths in rooms().items():
         names = [str(p.relative_to(ROOT / "tdc" / room).with_suffix("")) for p in paths if p.name != "__init__.py"]

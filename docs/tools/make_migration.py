@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
     @property
     def code(self) -> str:
-        """What runs; nothing for what is left out."""
+        """Code that runs; an empty text for what is left out."""
         return self.theirs if self.ours == SAME else self.ours
 
 

@@ -156,7 +156,7 @@ def parameters(fn: Function, tensor: str) -> str:
 
 
 def result_of(rule: Rule, fn: Function) -> str:
-    """What a method returns."""
+    """Type of the result of a method."""
     names = {arg.arg for arg in (*fn.args.posonlyargs, *fn.args.args, *fn.args.kwonlyargs)}
     tensor = "Self"
     if rule.kind == "tensordict" and rule.name in ("all", "any"):

@@ -49,7 +49,7 @@ def title(rule: Rule) -> str:
 
 
 def cell(rule: Rule | None) -> str:
-    """What one container does with the operation."""
+    """Answer of one container to the operation."""
     if rule is None:
         return ""
     if rule.reason:

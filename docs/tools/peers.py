@@ -64,7 +64,7 @@ def bare(name: str) -> str:
 
 
 def functions_called(name: str) -> list[Any]:
-    """What users call by that name, the function before the method."""
+    """Object that users call by that name, the function before the method."""
     found = [(prefix, getattr(module, name, None)) for prefix, module in MODULES]
     return [(prefix + name, op) for prefix, op in found if callable(op)]
 

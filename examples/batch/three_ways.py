@@ -53,7 +53,7 @@ def compare(
 
 
 def stacked(results: list[Any]) -> Any:
-    """What examples returned, as a batch returns it."""
+    """Results of examples, as a batch returns them."""
     if isinstance(results[0], tuple):
         return tuple([stacked([*parts]) for parts in zip(*results, strict=True)])
     return torch.stack([torch.as_tensor(x) for x in results])

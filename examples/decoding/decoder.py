@@ -77,7 +77,7 @@ def whole(net: Decoder, tokens: Tensor) -> Tensor:
 
 
 def alone(net: Decoder, prompt: Tensor, most: int) -> list[int]:
-    """What `greedy` gives, without a cache."""
+    """Tokens of `greedy`, without a cache."""
     found: list[int] = []
     while len(found) < most and END not in found:
         found.append(int(whole(net, torch.cat([prompt, torch.tensor(found, dtype=torch.int64)])[None]).argmax()))

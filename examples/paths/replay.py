@@ -47,7 +47,7 @@ def episode(generator: torch.Generator) -> dict[str, Tensor]:
 
 @tdc.batch
 def returns(rewards: Tensor) -> Tensor:
-    """What follows each move, later rewards counting less; code for one episode."""
+    """Return of each move, later rewards counting less; code for one episode."""
     total, found = rewards.new_zeros(()), []
     for reward in rewards.flip(0):
         total = reward + GAMMA * total

@@ -119,7 +119,7 @@ def live(nodes: list[Node], out: Live, exits: Exits) -> Live:
 
 
 def live_loop(node: Loop, out: Live, exits: Exits) -> Live:
-    """The same of a loop, until the names that are live at its head stay the same."""
+    """Live names before a loop: its body is read until those at its head stay the same."""
     node.live_else = live(node.orelse, out, exits)
     head: Live = NOTHING
     while True:

@@ -88,7 +88,7 @@ def as_on_first(td: TensorDict, device: torch.device, group: Any) -> TensorDict:
 
 
 class Exchange(NamedTuple):
-    """How gradients are reduced: by which processes, in messages of how many bytes, in which dtype, to which parts."""
+    """Reduction of gradients: its processes, the bytes of a message, the dtype, and the parts."""
 
     group: Any
     most: int

@@ -40,7 +40,7 @@ class Dims:
 
     @property
     def position(self) -> int:
-        """Where the first dim stands behind the batch."""
+        """Position of the first dim behind the batch."""
         return self.names.index(self.defaults[0][0]) - 1
 
 

@@ -80,7 +80,7 @@ def path_of(keys: tuple[str, ...]) -> KeyPath:
 
 
 def show(path: KeyPath) -> str:
-    """How a path is written in messages: its keys joined by dots."""
+    """Text of a path in messages: its keys joined by dots."""
     return path if isinstance(path, str) else ".".join(path)
 
 

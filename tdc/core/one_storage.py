@@ -40,7 +40,7 @@ def aligned(nbytes: int) -> int:
 
 
 def total(forms: Iterable[Form]) -> int:
-    """How many bytes tensors of these forms take."""
+    """Number of bytes of tensors of these forms."""
     return sum([aligned(form.nbytes) for form in forms])
 
 

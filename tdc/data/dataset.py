@@ -182,7 +182,7 @@ def check_examples(op: str, td: Any) -> None:
 
 
 def index_device(td: TensorDict) -> torch.device:
-    """Where positions of examples are looked up at once: the one device of all leaves, or the host, which suits all."""
+    """Device on which positions of examples are looked up: the one of all leaves, or the host, which suits all."""
     devices = {x.device for x in td._leaves.values() if isinstance(x, (Tensor, *BATCHES))}
     return devices.pop() if len(devices) == 1 else torch.device("cpu")
 

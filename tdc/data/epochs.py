@@ -226,7 +226,7 @@ class EpochSampler(Sampler[list[int]]):
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is: the epoch, how many batches of it were handed out, and the settings; plain numbers.
+        """State of the pass: the epoch, the number of its batches handed out, and the settings; plain numbers.
 
         It is the same on all ranks. The workers of a DataLoader are ahead of the loop: count there, and put the numbers
         in, `{**sampler.state_dict(), "epoch": epoch, "batch": seen}`.

@@ -241,7 +241,7 @@ class Loader:
         self._sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is: the epoch, how many batches were handed out, and the settings; plain numbers."""
+        """State of the pass: the epoch, the number of batches handed out, and the settings; plain numbers."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -142,7 +142,7 @@ def map_iter(
 
 
 def several() -> int:
-    """How many parts an executor gets by default, which does not tell how many workers it has."""
+    """Number of parts that an executor gets by default, as it does not tell how many workers it has."""
     return 4 * (os.cpu_count() or 1)
 
 

@@ -303,7 +303,7 @@ def stack_leaves(
 
 
 def misfits(xs: tuple[Any, ...], dims: Any) -> tuple[str, str]:
-    """How leaves differ from the first: in kind or dtype, or in shape but for ragged dims. An empty text if not."""
+    """Differences of leaves from the first: in kind or dtype, or in shape but for ragged dims. An empty text if not."""
     first = xs[0]
     ragged = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
     if ragged and not isinstance(first, Tensor) and not (isinstance(first, NestedTensor) and ragged == (1,)):
@@ -352,7 +352,7 @@ def padded_left(x: MaskedBatch) -> Tensor:
 
 
 def mask_of(x: MaskedBatch, side: str) -> Tensor:
-    """Where elements are real in a batch that is padded on one side: (B, *S0, L)."""
+    """Mask of real elements in a batch that is padded on one side: (B, *S0, L)."""
     d, mask = x.ragged_dims[0], x.mask
     mask = mask.view(mask.shape[: d + 1]).expand(x.data.shape[: d + 1])
     return mask if side == "right" else mask.flip(d)

@@ -77,7 +77,7 @@ class Chunks(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many there are. Of no examples there is one part, which is empty."""
+        """Number of parts. Of no examples there is one, which is empty."""
         return self.length if self.single else max(1, -(-self.length // self.size))
 
     def at(self, number: int) -> Chunk:
@@ -128,7 +128,7 @@ def check_alike(results: list[Any], dim: int, chunks: Chunks) -> None:
 
 
 def counted(wrong: list[str]) -> str:
-    """How many differences there are."""
+    """Number of differences."""
     return f"{len(wrong)} difference{'s' * (len(wrong) > 1)}"
 
 

@@ -246,7 +246,7 @@ def swap_one(batch: list[int], spare: list[Item], lengths: list[int], gap: int) 
 
 
 def swap_two(batch: list[int], spare: list[Item], lengths: list[int], gap: int) -> None:
-    """The same of up to two examples for up to two: for the last batches, where little is spare."""
+    """Swap up to two examples for up to two: for the last batches, where little is spare."""
     some = spare[:: len(spare) // MOST_PAIRED + 1]
     pairs = [(a[0] + b[0], (a[1], b[1])) for a, b in combinations(some, 2)]
     new = sorted(pairs + [(length, (i,)) for length, i in some])

@@ -31,7 +31,7 @@ untyped: Any = torch
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """Where the examples of this rank went; what `restore` needs.
+    """Moves of the examples of this rank, which `restore` needs.
 
     Attributes:
         order: positions on this rank of the examples that it gave away or kept, by the rank they went to.

@@ -114,7 +114,7 @@ class Form:
         return tuple([n for i, n in enumerate(sizes) if i not in slots])
 
     def layout(self, sizes: Sizes) -> Layout:
-        """Where the tensors of some sizes are in a message."""
+        """Positions of tensors of some sizes in a message."""
         found = self.known.get(sizes)
         if found is None:
             if len(self.known) >= MOST:

@@ -177,7 +177,7 @@ def check_asked(model: Any, asked: list[Asked]) -> None:
 
 
 def count_layers(model: Any) -> int:
-    """How often a model attends: once in each layer, in those of a decoder of sources twice."""
+    """Number of times that a model attends: once in each layer, in those of a decoder of sources twice."""
     if not is_encoder_decoder(model):
         return model.config.get_text_config().num_hidden_layers  # type: ignore[no-any-return]  # untyped
     own = 0 if FEATURES in parameters_of(model) else 1
@@ -185,7 +185,7 @@ def count_layers(model: Any) -> int:
 
 
 def depth(part: Any) -> int:
-    """How many layers an encoder or a decoder has: as its longest list of modules."""
+    """Number of layers of an encoder or a decoder: as its longest list of modules."""
     return max([len(m) for m in part.children() if isinstance(m, nn.ModuleList)], default=0)
 
 

@@ -177,7 +177,7 @@ def refuse_flat(given: dict[str, Any]) -> None:
 
 
 def check_side(given: dict[str, Any], names: tuple[str, ...], known: list[str]) -> int:
-    """How many rows the sources or the targets have, which have tokens and one structure."""
+    """Number of rows of the sources or the targets, which have tokens and one structure."""
     refuse_dense(given, names)
     tokens = {name: given[name] for name in names if name in given}
     first = next((x for name, x in tokens.items() if not name.endswith("position_ids")), None)

@@ -197,7 +197,7 @@ def check_context(model: Any, most: int, got: str, values: dict[str, Any]) -> No
 
 
 def lengths_until(tokens: Tensor, ends: Any) -> Tensor:
-    """How many tokens (B, L) there are up to the first that ends a row."""
+    """Number of tokens (B, L) up to the first that ends a row."""
     width = tokens.shape[1]
     if ends is None or not width:
         return torch.full(tokens.shape[:1], width, device=tokens.device)

@@ -111,7 +111,7 @@ def packed_arguments(head: Head, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def flat_offsets(given: dict[str, Any]) -> Tensor | None:
-    """Where rows begin in transformers' packed form, (B+1,); None for another call."""
+    """Offsets of rows in transformers' packed form, (B+1,); None for another call."""
     found = [given[name] for name in FLAT if name in given]
     if len(found) == 2 and found[0] is not found[1]:
         text = message(OP, f"{' and '.join(FLAT)} that are equal", "others", hint="a batch of its own for each")

@@ -49,7 +49,7 @@ def contexts_of(model: Any) -> list[int]:
 
 
 def contexts_in(module: Any) -> list[Context]:
-    """Those of a rotary module, one for each type of its layers; none of another module."""
+    """Frequencies of a rotary module, one for each type of its layers; none of another module."""
     kinds = getattr(module, "rope_type", None)
     found = [context_of(module, name) for name in (kinds if isinstance(kinds, dict) else (None,))]
     return [context for context in found if context is not None]

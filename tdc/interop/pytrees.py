@@ -271,7 +271,7 @@ def load_into(
 
 
 def compared(params: TensorDict, own: dict[str, KeyPath], given: dict[str, Any]) -> LoadReport:
-    """Which names agree, and which do not; `own` are those of the parameters with the prefix."""
+    """Report which names agree and which do not; `own` are the names of the parameters with the prefix."""
     both = {name: (given[name], unwrap(params._leaves[path])) for name, path in own.items() if name in given}
     fits = [name for name, (x, like) in both.items() if isinstance(x, Tensor) and x.shape == like.shape]
     mismatched = {

@@ -173,7 +173,7 @@ def reduced(td: TensorDict, protocol: Any) -> Any:
 
 
 def sent(td: TensorDict, compact: bool = False) -> Any:
-    """The same, by path where it can be."""
+    """Reduce a TensorDict for a pickle, by path where that is possible."""
     sender = Sender(compact)
     leaves = {path: sender.leaf(leaf) for path, leaf in td._leaves.items()}
     if not (sender.mapped or sender.cast or compact):

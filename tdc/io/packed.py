@@ -240,7 +240,7 @@ def check_entries(top: dict[str, Any], size: int) -> dict[str, tuple[Stored, int
 
 
 def begin_of(entry: Any) -> tuple[int, int]:
-    """Where a tensor lies, to sort by; an entry that does not say so comes first."""
+    """Position of a tensor in the file, to sort by; an entry that does not say so comes first."""
     at: Any = entry.get("data_offsets") if type(entry) is dict else None
     return tuple(at) if type(at) is list and len(at) == 2 and all([type(n) is int for n in at]) else (-1, -1)
 

@@ -174,7 +174,7 @@ class Writer:
             raise StructureError(message(OP, "a writer that is open", "a closed one", hint=hint))
 
     def __len__(self) -> int:
-        """How many rows were published, or are collected."""
+        """Number of rows that were published or are collected."""
         return sum(self._sizes) + sum([len(td) for td in self._waiting])
 
     def __bool__(self) -> bool:

@@ -47,12 +47,12 @@ class Rectangles:
 
     @property
     def positions(self) -> int:
-        """How many positions all rectangles have."""
+        """Number of positions of all rectangles."""
         return sum(self.lengths)
 
     @property
     def lengths(self) -> list[int]:
-        """How many positions each has."""
+        """Number of positions of each rectangle."""
         return [n * math.prod(size) for n, size in zip(self.counts, self.sizes, strict=True)]
 
     def of(self, size_of: Callable[[Size], Sequence[int]]) -> Rectangles:

@@ -23,8 +23,8 @@ from tdc.ragged.storage import Ragged, data_of, fitted, ragged_sizes, with_data
 
 
 def put_where(x: Any, mask: Any, values: Any, accumulate: bool) -> Any:
-    """Where a ragged mask is True: a number, a tensor over the dims behind the mask, or a batch with as many elements
-    in each example as its mask is True on, in order."""
+    """Write where a ragged mask is True: a number, a tensor over the dims behind the mask, or a batch with as many
+    elements in each example as its mask is True on, in order."""
     op = torch.index_put
     if mask.dtype != torch.bool:
         raise DtypeError(message(op, "a bool mask", describe(mask), hint="mask.bool()"))

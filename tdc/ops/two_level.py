@@ -204,7 +204,7 @@ def picking(op: Op, takes: Dims) -> Op:
 
 
 def inner_dims(op: Op, x: TwoLevelTensor, dim: Any, several: bool) -> tuple[NestedTensor, Any]:
-    """Where dims of x are: among those of the inner batch, or of the flattened one where dim 1 is with dim 2."""
+    """Place dims of x: among those of the inner batch, or of the flattened one where dim 1 is with dim 2."""
     dims = [normal_dim(d, x.ndim, op) for d in int_tuple(op, dim)]
     if dims and min(dims) >= 2:
         return x._values, tuple([d - 1 for d in dims])

@@ -108,7 +108,7 @@ def as_array(x: Ragged, *args: Any, **kwargs: Any) -> Any:
 
 
 def cu_seqlens(x: NestedTensor) -> Tensor:
-    """Where rows begin, and N: offsets as flash-style kernels take them, (B+1,) int32."""
+    """Offsets as flash-style kernels take them: starts of rows, and N, (B+1,) int32."""
     return offsets_int32(x.structure)
 
 
@@ -119,7 +119,7 @@ def row_ids_of(x: NestedTensor) -> Tensor:
 
 
 def occupancy(x: Ragged) -> float:
-    """How much of the padded batch is real, from 0 to 1: of `x.to_padded().data`, or of `x.data`; 1 of nothing.
+    """Real part of the padded batch, from 0 to 1: of `x.to_padded().data`, or of `x.data`; 1 of nothing.
 
     Compile:
         A float that the graph computes anew in each call, one graph for all lengths. Of a NestedTensor that knows its

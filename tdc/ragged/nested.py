@@ -141,12 +141,12 @@ class NestedTensor(Operations):
 
     @property
     def structure(self) -> Structure:
-        """Where examples begin and end, and which axes they lie on; shared by all results of the same lengths."""
+        """Structure: begin and end of examples, and their axes; shared by all results of the same lengths."""
         return self._structure
 
     @property
     def offsets(self) -> Tensor:
-        """Where examples begin in the packed axis, (B+1,) int64."""
+        """Offsets of examples in the packed axis, (B+1,) int64."""
         return self.structure.offsets
 
     @property

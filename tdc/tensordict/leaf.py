@@ -124,12 +124,12 @@ class Leaf(Container):
 
     @property
     def device(self) -> Any:
-        """That of the object, where it has one."""
+        """Attribute of the object, where it has one."""
         return getattr(self._value, "device", None)
 
     @property
     def dtype(self) -> Any:
-        """That of the object, where it has one."""
+        """Attribute of the object, where it has one."""
         return getattr(self._value, "dtype", None)
 
     def __getitem__(self, index: Any) -> Leaf:

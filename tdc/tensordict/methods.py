@@ -92,7 +92,7 @@ class Methods(Keyed):
         return WORK.memmap(self, path, mode, overwrite, sync, progress)
 
     def share_memory(self) -> Self:
-        """The same in memory that other processes see, all tensors in one storage; those that are there already stay.
+        """Move the tensors to memory that other processes see, all in one storage; those that are there already stay.
 
         Sent to another process, through a queue or as an argument, it costs as much as one tensor, and what either
         process writes there with `tdc.copy_` the other one sees. Leaves keep whether they require a gradient.
@@ -109,7 +109,7 @@ class Methods(Keyed):
         return WORK.share_memory(self)
 
     def pin_memory(self) -> Self:
-        """The same in page-locked memory, all tensors in one storage, from which a copy to a GPU need not wait.
+        """Move the tensors to page-locked memory, all in one storage, from which a copy to a GPU need not wait.
 
         Leaves on a device stay. A DataLoader calls this with `pin_memory=True`.
 
@@ -139,7 +139,7 @@ class Methods(Keyed):
 
     @property
     def depth(self) -> int:
-        """How many inner nodes the deepest leaf lies in; 0 where nothing is nested."""
+        """Number of inner nodes around the deepest leaf; 0 where nothing is nested."""
         return max([depth(p) - 1 for p in [*self._leaves, *[p for p in self._nodes if p != ()]]], default=0)
 
     def is_empty(self) -> bool:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def depth(path: KeyPath) -> int:
-    """How many keys a path has."""
+    """Number of keys of a path."""
     return 1 if isinstance(path, str) else len(path)
 
 
@@ -166,7 +166,7 @@ def top_keys(paths: Sequence[KeyPath]) -> tuple[str, ...]:
 
 @constant
 def arrangement(paths: Sequence[KeyPath], wanted: Sequence[KeyPath]) -> str:
-    """How paths compare with others: "same", the same in another "order", or "other"."""
+    """Comparison of paths with others: "same", the same in another "order", or "other"."""
     return "same" if [*paths] == [*wanted] else "order" if set(paths) == set(wanted) else "other"
 
 

@@ -94,7 +94,7 @@ def make_room(leaves: Leaves, nodes: Nodes, new_nodes: Nodes, source: Any) -> No
 
 
 def given_nodes(source: Any, prefix: KeyPath = ()) -> list[KeyPath]:
-    """Where a mapping or TensorDict has mappings and TensorDicts."""
+    """Paths at which a mapping or TensorDict has mappings and TensorDicts."""
     if is_tensordict(source):
         return [join(prefix, p) for p in source._nodes]
     found: list[KeyPath] = []

@@ -49,7 +49,7 @@ def by_operator(a: Any, b: Any) -> Any:
 
 
 def by_operator_traced(a: Any, b: Any) -> Any:
-    """The same for Dynamo, which may swap a tensor and another object (torch 2.13): they must fit in one order only."""
+    """Multiply in a graph. Dynamo may swap a tensor and an object (torch 2.13): they must fit in one order only."""
     if not meets(b, a):
         return matmul(a, b)
     if meets(a, b):

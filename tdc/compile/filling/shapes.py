@@ -113,7 +113,7 @@ def cut(g: Graph, node: Node, x: Filled, dim: int = 0, start: Any = None, end: A
 
 
 def begin_of(g: Graph, x: Filled, d: int, start: Any) -> Tensor:
-    """Where a slice begins, counted from the real end if it is negative."""
+    """Begin of a slice, counted from the real end if it is negative."""
     return from_end(g, x, d, start or 0).clamp(min=0)
 
 

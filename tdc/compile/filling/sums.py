@@ -46,7 +46,7 @@ def named(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
 
 
 def count_of(g: Graph, x: Filled, dims: Sequence[int]) -> Any:
-    """How many real elements there are along some dims."""
+    """Number of real elements along some dims."""
     return math.prod([g.count(x, d) for d in dims])
 
 

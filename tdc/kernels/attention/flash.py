@@ -83,7 +83,7 @@ def zeros(t: Tensor) -> Tensor:
 
 
 def sides_of(window: int, causal: bool) -> dict[str, int]:
-    """How many keys a query sees to the left and the right of its own position."""
+    """Number of keys that a query sees to the left and to the right of its own position."""
     if not window:
         return {}
     return {"window_size_left": window - 1, "window_size_right": 0 if causal else window - 1}

@@ -62,7 +62,7 @@ class Order:
 
     @lasting
     def counts(self) -> list[int]:
-        """How many rows have each step.
+        """Number of rows that have each step.
 
         Example:
             >>> order_of(torch.tensor([0, 3, 6]), torch.tensor([3, 3, 1])).counts
@@ -96,7 +96,7 @@ class Order:
 
     @lasting
     def positions(self) -> Tensor:
-        """Where each position is in the values, (N,)."""
+        """Position of each step in the values, (N,)."""
         begins = numbers([self.starts[i] for i in self.running])
         return (torch.arange(self.steps)[:, None] + begins).masked_select(self.real)
 
@@ -107,12 +107,12 @@ class Order:
 
     @lasting
     def before(self) -> Tensor:
-        """Where a buffer of states holds the step before, (N,)."""
+        """Position of the step before in a buffer of states, (N,)."""
         return torch.cat([self.at[:1], self.at[:-1] + self.count]).masked_select(self.real)
 
     @lasting
     def last(self) -> Tensor:
-        """Where it holds each row's last step, (R,)."""
+        """Position of each row's last step in it, (R,)."""
         return self.count + self.at.gather(0, (self.sizes - 1)[None])[0]
 
     @lasting

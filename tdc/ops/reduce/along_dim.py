@@ -53,7 +53,7 @@ class Segments(NamedTuple):
 
     @property
     def starts(self) -> Any:
-        """Where segments begin along dim 0, (K, 1, ...)."""
+        """Starts of segments along dim 0, (K, 1, ...)."""
         return 0 if self.structure is None else self.column(self.structure.offsets[:-1])
 
     @property
@@ -65,7 +65,7 @@ class Segments(NamedTuple):
         return self.real.sum(0, True)
 
     def number_of(self, flags: Tensor) -> Tensor:
-        """How many elements of each segment have a flag, (M, *D) -> (K, *D)."""
+        """Number of elements of each segment that have a flag, (M, *D) -> (K, *D)."""
         if self.structure is not None:
             return reduce_rows(flags.to(torch.int64), self.structure, "sum", 0)
         assert self.real is not None

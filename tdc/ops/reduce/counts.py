@@ -124,7 +124,7 @@ def elements_of(x: Ragged) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def bincount_ragged(input: Any, weights: Any = None, minlength: int = 0) -> Tensor:
-    """How often each whole number occurs in each row, (B, K); weights are as ragged as the rows."""
+    """Count of each whole number in each row, (B, K); weights are as ragged as the rows."""
     op, x = torch.bincount, input
     expect_number("bincount", minlength, whole=True)
     if minlength < 0:

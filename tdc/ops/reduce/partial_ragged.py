@@ -117,7 +117,7 @@ def resized_structure(s: Structure, sizes: Tensor | None) -> Structure:
 
 
 def split_dims(s: Structure, dims: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Which of the ragged dims are among some dims, and which are not, counted from the first ragged one."""
+    """Ragged dims that are among some dims, and those that are not, counted from the first ragged one."""
     along = [r for r, d in enumerate(s.ragged_dims) if d in dims]
     return along, [r for r in range(s.ragged_ndim) if r not in along]
 

@@ -128,7 +128,7 @@ def filled(x: Any, value: float) -> Any:
 
 
 def count(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """How many real elements a reduction over dims with a ragged one among them is of."""
+    """Number of real elements that a reduction over dims with a ragged one among them is of."""
     if not isinstance(x, NestedTensor):
         return x.mask.expand(x.data.shape).sum(dims, keepdim)
     s = x.structure

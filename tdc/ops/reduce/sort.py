@@ -100,7 +100,7 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
 def searchsorted_ragged(
     sorted_sequence: Any, input: Any, *, side: str | None = None, right: bool = False, **kwargs: Any
 ) -> Ragged | Tensor:
-    """Where each element lies in a sorted sequence `(n,)` that all examples share."""
+    """Position of each element in a sorted sequence `(n,)` that all examples share."""
     if not isinstance(sorted_sequence, Tensor):
         hint = "loop over the rows of both: tdc.pack([torch.searchsorted(s, r) for s, r in zip(sequences, x)])"
         raise DtypeError(message("searchsorted", "a tensor (n,) to search", describe(sorted_sequence), hint=hint))
