@@ -31,6 +31,7 @@ from tdc.autobatch.lowered import (
     fitted,
     followed,
     kept,
+    of_each,
     picked,
     split,
     stable,
@@ -217,7 +218,7 @@ def in_graph(loop: Rounds, state: State, fixed: Any, n: int, steps: Steps | None
     """Rounds as one `while_loop`, of at most `most` rounds; `steps` gives the items of a `for`."""
     loops_made(1)
     device, keys = state[0].device, (RESULT, *loop.names)
-    fixed = map_leaves(apart, fixed) if fixed else fixed
+    fixed = held(fixed, n, device)
     masks = [as_mask(state[k], n, device) for k in STAYS]
     zero = torch.zeros((), dtype=torch.long, device=device)
 
@@ -273,6 +274,11 @@ def in_graph(loop: Rounds, state: State, fixed: Any, n: int, steps: Steps | None
     broke, out = [state[k] if x is masks[j] else x for j, k, x in zip((1, 2), STAYS[1:], end[:2], strict=True)]
     left = without(without(either(state[0], state[1]), broke), out)
     return left, broke, out if found[0] is not UNDEFINED else False, found[0], carry
+
+
+def held(fixed: Any, n: int, device: Any) -> Any:
+    """Values that rounds only read, in the form in which an operator takes them."""
+    return map_leaves(lambda x: of_each(apart(x), n, device), fixed) if fixed else fixed
 
 
 def without(m: Mask, others: Mask) -> Mask:
@@ -388,7 +394,7 @@ def unrolled_along(loop: Rounds, steps: Steps, state: State, fixed: Any, sure: b
 def scanned(loop: Rounds, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple[Any, ...] | None:
     """All rounds as one `scan`, for a body without early exits; None where examples may wait in it, or a called
     function has a loop, which torch refuses in a scan with gradients."""
-    fixed, before = map_leaves(apart, fixed), loops_made(1)
+    fixed, before = held(fixed, n, steps.device), loops_made(1)
     items, form_of_items = flatten(steps.table())
     there = steps.has(torch.arange(at_least_one(steps.longest()), device=steps.device)[:, None])
     xs = [there.expand(-1, n), *tensors_of(items)]

@@ -39,7 +39,7 @@ from tdc.compile._torch.total import traced_for_all
 from tdc.compile._torch.tracing import before_operator, trace_outside
 from tdc.compile.upstream import Code, copied, even_gradients, needs_grad, own_gradients
 from tdc.core.asserts import require
-from tdc.core.dynamo import known
+from tdc.core.dynamo import is_symbol, known
 from tdc.core.errors import StructureError, message
 from tdc.layout.segments import row_ids
 from tdc.ragged.nested import NestedTensor
@@ -80,6 +80,7 @@ def guarded(
     if total:
         return outside
     before_operator("cond")
+    args = [of_each(x, n, m.device) for x in args]
     (given, form), (found, form_out) = flatten([*args]), flatten(outside)
     tensors = tensors_of(found)
     if not tensors:
@@ -107,6 +108,13 @@ def guarded(
 def content(x: Any) -> Any:
     """The data of a leaf, of all examples."""
     return x.data if type(x) is Lane else x
+
+
+def of_each(x: Any, n: int, device: Any) -> Any:
+    """A float that varies as a number of each example: an operator takes no such float (torch 2.11-2.15)."""
+    if not isinstance(x, float) or not is_symbol(x):
+        return x
+    return lane_of(torch.full((n,), x, dtype=torch.float64, device=device), True)
 
 
 def tensors_of(leaves: Sequence[Any]) -> list[Tensor]:

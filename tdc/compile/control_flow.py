@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tdc.compile._torch.tracing import before_operator, refuse_in_scan, trace_outside, while_operator
 from tdc.compile.carries import agree, apart, moving, replaced, split, tensors_of
+from tdc.compile.counts import EXPLAINED
 from tdc.compile.upstream import (
     Code,
     Planes,
@@ -203,3 +204,15 @@ def after_body(carry: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         raise StructureError(message("while_loop", f"{len(carry)} values from body_fn", got, hint=hint))
     agree("while_loop", ("the carry", carry), ("the result of body_fn", tuple(out)), "keep keys, dtypes and shapes")
     return tuple(out)
+
+
+def explained_float(error: Any) -> UnsupportedError | None:
+    """Say what to write instead of a float that varies, which torch's operators do not take (2.11-2.15)."""
+    if "can only be of (<class 'torch.Tensor'>" not in str(error) or "SymFloat" not in str(error):
+        return None
+    expected, got = "tensors and whole numbers from outside of a branch or a body", "a float that varies"
+    hint = "torch.tensor(k), as an argument of the call"
+    return UnsupportedError(message("compile.counted", expected, got, hint=hint))
+
+
+EXPLAINED.append(explained_float)

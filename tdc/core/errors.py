@@ -194,6 +194,8 @@ def describe(x: Any) -> str:
         return f"the class {x.__name__}"
     if isinstance(x, ModuleType):  # which may have a function of the name `shape`
         return f"the module {x.__name__}"
+    if isinstance(x, (int, float)):  # one that varies in a graph has no attributes
+        return "bool" if isinstance(x, bool) else "int" if isinstance(x, int) else "float"
     name = getattr(x, "_label", type(x).__name__)
     x = getattr(x, "_shown", x)
     shape = sizes_of(x)

@@ -82,6 +82,27 @@ def test_copies_of_rows_are_those_of_a_loop(lengths: tuple[int, ...], copies: in
     assert y.sum(1).shape == (copies * len(rows), 8)
 
 
+LOOPS: dict[str, Any] = {
+    "scan": lambda x, k: tdc.scan(lambda c, a: (c * k + a, c), x.sum(), x)[0],
+    "while_loop": lambda x, k: tdc.while_loop(lambda v: v.sum() < 20, lambda v: (v * k,), (x,))[0],
+    "cond": lambda x, k: tdc.cond(x.sum() > k, lambda a: a * k, lambda a: a / k, (x,)),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_float_that_varies_is_named(name: str):
+    run: Any = tdc.compile.counted(LOOPS[name], backend="eager")
+
+    def twice() -> None:
+        for k in (2.5, 3.5):
+            run(torch.ones(3), k)
+
+    with pytest.raises(tdc.UnsupportedError, match=r"got a float that varies\nhint: torch\.tensor\(k\), as an argum"):
+        twice()
+    k = torch.tensor(2.5)
+    torch.testing.assert_close(run(torch.ones(3), k), LOOPS[name](torch.ones(3), k))
+
+
 # -- dims
 
 
