@@ -310,7 +310,7 @@ def certain_symbol(condition: bool) -> bool:
 trace_as(certain, certain_symbol)
 
 
-def is_symbol(n: int) -> bool:
+def is_symbol(n: float) -> bool:
     """True if a number is a symbol of a graph, whose tracer has loaded the module."""
     return asks("has_static_value") and not internals.fx.experimental.symbolic_shapes.has_static_value(n)
 

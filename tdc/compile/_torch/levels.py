@@ -220,7 +220,8 @@ def copy_symbols() -> None:
     copy = table[op]
 
     def copied(x: Any, **kwargs: Any) -> Any:
-        return copy(torch.scalar_tensor(x) if isinstance(x, (torch.SymInt, torch.SymFloat)) else x, **kwargs)
+        given: Any = x
+        return copy(torch.scalar_tensor(given) if isinstance(x, (torch.SymInt, torch.SymFloat)) else x, **kwargs)
 
     table[op] = copied
 
