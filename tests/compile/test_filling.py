@@ -170,6 +170,14 @@ def test_gradients_outside_of_the_graph():
     assert run.counts.compiles == 1
 
 
+def test_offsets_of_a_jagged_tensor():
+    """torch knows them by identity."""
+    x = ragged(3, 17, 2)
+    torch.nested.nested_tensor_from_jagged(x.values, x.offsets, max_seqlen=17, min_seqlen=2)
+    run = counted(lambda x: torch.relu(x).sum(1), backend="aot_eager", buckets="auto")
+    assert_close(run(x), torch.relu(x).sum(1))
+
+
 @pytest.mark.parametrize("loss", [pytest.param(by_row, marks=pytest.mark.slow), by_token])
 def test_steps_are_those_without_filling(loss: Any):
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc.core.dynamo import has_address
 from tdc.core.errors import refusing
 from tdc.core.private import find, optional
 
@@ -32,8 +33,10 @@ def at_sizes(
 ) -> Callable[..., Any]:
     """Trace a function of tensors of fixed sizes, and compile it, outside of the modes that torch has around a call."""
     make_fx = find("torch.fx.experimental.proxy_tensor:make_fx")
+    # Offsets of torch's jagged tensors it knows by identity, as symbols, which a graph of fixed sizes has not.
+    known = [x if x.is_floating_point() or has_address(x) else x.detach() for x in inputs]
     with find("torch.utils._python_dispatch:_disable_current_modes")():
-        return backend(make_fx(fn, tracing_mode="fake")(*inputs), list(inputs))
+        return backend(make_fx(fn, tracing_mode="fake")(*known), known)
 
 
 class Operator(NamedTuple):
