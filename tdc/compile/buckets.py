@@ -1,5 +1,8 @@
 """Buckets: batches rounded up to a few sizes, so that shapes may be static, as CUDA graphs and autotuning want them.
 
+`buckets` makes sizes for `tdc.compile.Buckets`. `to_bucket` and `unbucket` fill batches by hand; they are deprecated,
+since `buckets="auto"` of `counted` and `train_step` takes the filling out of all results.
+
     rows, totals = buckets(8, 64), buckets(1024, 16384)
     batch, valid = to_bucket(batch, rows=rows, totals=totals)
     out = unbucket(compiled(batch), valid)
@@ -16,6 +19,7 @@ marked static, one compile for each bucket.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -66,6 +70,9 @@ def to_bucket(
 ) -> tuple[Any, Tensor]:
     """Fill a batch up to the next bucket, with rows behind the real ones.
 
+    Deprecated: `counted(fn, buckets="auto")` and `train_step(..., buckets="auto")` fill batches, and take the filling
+    out of results.
+
     Args:
         x: a NestedTensor, a MaskedBatch, or a TensorDict with one batch dim of such leaves and tensors.
         rows: sizes for the number of rows with filling. By default a packed batch gets one more row, another stays.
@@ -82,16 +89,21 @@ def to_bucket(
         StructureError: a NestedTensor without `totals`.
         UnsupportedError: another kind of batch, or a batch dim that is not the first.
 
+    Warns:
+        DeprecationWarning: in each call.
+
     Compile:
         Outside of the graph. Reads no data. One compile for each bucket; those of `max_length` count only where a
         function pads.
 
     Example:
         >>> x = NestedTensor(torch.arange(5.0), torch.tensor([0, 2, 5]))
-        >>> batch, valid = to_bucket(x, rows=(4, 8), totals=(8, 16))
-        >>> batch.offsets.tolist(), valid.tolist(), unbucket(batch.sum(1), valid).tolist()
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     batch, valid = to_bucket(x, rows=(4, 8), totals=(8, 16))
+        >>> batch.offsets.tolist(), valid.tolist(), batch.sum(1)[valid].tolist()
         ([0, 2, 5, 7, 8], [True, True, False, False], [1.0, 9.0])
     """
+    warn_of("to_bucket")
     packed = packed_leaves(x)
     if packed and totals is None:
         hint = "totals=tdc.compile.buckets(low, high)"
@@ -111,6 +123,8 @@ def to_bucket(
 def unbucket(x: T, valid: Tensor) -> T:
     """Results without the rows that `to_bucket` added: the first rows of each tensor and container of a tree.
 
+    Deprecated: `counted(fn, buckets="auto")` and `train_step(..., buckets="auto")` take the filling out of results.
+
     Args:
         x: results with one row for each row of the bucketed batch; numbers and tensors without dims stay.
         valid: as `to_bucket` returned it; read on the host.
@@ -118,13 +132,18 @@ def unbucket(x: T, valid: Tensor) -> T:
     Raises:
         ShapeError: a result has another number of rows; each is named.
 
+    Warns:
+        DeprecationWarning: in each call.
+
     Compile:
         Outside of the graph, where the sizes may vary again.
 
     Example:
-        >>> unbucket((torch.tensor([1.0, 2.0, 9.0]), torch.tensor(3.0)), torch.tensor([True, True, False]))
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     unbucket((torch.tensor([1.0, 2.0, 9.0]), torch.tensor(3.0)), torch.tensor([True, True, False]))
         (tensor([1., 2.]), tensor(3.))
     """
+    warn_of("unbucket")
     expect("compile.unbucket", valid, Tensor, of=", the one to_bucket returned")
     count, real = valid.shape[0], int(valid.sum())
     leaves, spec = pytree.tree_flatten(x, is_leaf=lambda v: isinstance(v, Container))
@@ -133,6 +152,13 @@ def unbucket(x: T, valid: Tensor) -> T:
     hint = "results over all rows are not split by rows; mask them with valid instead"
     refuse_wrong(ShapeError, "compile.unbucket", f"{count} rows", wrong, "others", hint)
     return pytree.tree_unflatten([v if kept else v[:real] for v, kept in zip(leaves, plain, strict=True)], spec)
+
+
+def warn_of(name: str) -> None:
+    """Warn that a function of batches filled by hand is deprecated."""
+    text = f"tdc.compile.{name} is deprecated, and goes with version 0.4"
+    hint = 'counted(fn, buckets="auto"), or train_step(..., buckets="auto"), fills batches and cuts results'
+    warnings.warn(f"{text}\nhint: {hint}", DeprecationWarning, stacklevel=3)
 
 
 def packed_leaves(x: Any) -> bool:

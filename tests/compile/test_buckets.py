@@ -1,4 +1,4 @@
-"""tdc.compile.buckets, to_bucket and unbucket: exact results, one compile for each bucket."""
+"""tdc.compile.buckets, and to_bucket and unbucket, which are deprecated: exact results, one compile for each bucket."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import tdc
 from tdc.compile import buckets, counted, to_bucket, unbucket
 
+pytestmark = pytest.mark.filterwarnings(r"ignore:tdc.compile.(to_bucket|unbucket) is deprecated:DeprecationWarning")
 SMALL = {"rows": (4, 8), "totals": (16, 32)}
 
 
@@ -29,6 +30,14 @@ def batch(*lengths: int) -> tdc.TensorDict:
 
 def rows_of(x) -> list[list[float]]:
     return [row.tolist() for row in x.unbind()]
+
+
+@pytest.mark.parametrize("call", [lambda x: to_bucket(x, **SMALL), lambda x: unbucket(x, torch.ones(2).bool())])
+def test_deprecated(call):
+    text = r"is deprecated, and goes with version 0.4\nhint: counted\(fn, buckets=.auto.\)"
+    with pytest.warns(DeprecationWarning, match=text) as found:
+        call(ragged(3, 2))
+    assert [each.filename for each in found] == [__file__]
 
 
 @pytest.mark.parametrize("growth", [1.01, 1.3, 2.0, 3.5])

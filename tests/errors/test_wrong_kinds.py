@@ -283,6 +283,7 @@ def problem(name: str, error: Exception) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:tdc.to_padded")  # of a length that is shorter
+@pytest.mark.filterwarnings("ignore:tdc.compile.(to_bucket|unbucket) is deprecated")
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_kinds(name: str):
     fn, call = public()[name], CALLS[name]
@@ -299,6 +300,7 @@ def test_wrong_kinds(name: str):
     assert not found, "\n".join(["", *found])
 
 
+@pytest.mark.filterwarnings("ignore:tdc.compile.(to_bucket|unbucket) is deprecated")
 def test_the_calls_are_sound():
     for name, call in CALLS.items():
         if name not in ("load", "register_leaf", "report", "export", "peak_bytes"):
