@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import torch
 
-from tdc.compile._torch.dynamo import current_compile, graph_breaks, raised_by_trace
+from tdc.compile._torch.dynamo import current_compile, graph_breaks, raised_by_trace, that_may_change
 from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.filling.program import Filling
 from tdc.compile.filling.sizes import Buckets, buckets_of
@@ -104,7 +104,10 @@ class counted:
         self._frames: list[int] = []
         self._kernels = self._breaks = 0
         self._seconds = 0.0
-        self._compiled = torch.compile(with_own_graphs(fn), backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
+        self._compiled = torch.compile(
+            with_own_graphs(fn), backend=self._note, fullgraph=fullgraph, dynamic=dynamic,
+            options={"guard_filter_fn": that_may_change},
+        )  # fmt: skip
         extend_dynamo()
 
     def __repr__(self) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from tdc.core.private import find, nothing, optional
 COMPTIME = "calls while Dynamo traces"
 WITHOUT = "tdc.cond, loops and tdc.batch in graphs; memory of checkpoints in steps"
 RAISED = re.compile(r"""raised exception (\w+)\(.*?((['"])tdc\..*\3)""")  # by a trace, with a text of ours
+OWN_GLOBALS = "G['__import_tdc_dot_"  # how Dynamo names the globals of a module
 CompileId = tuple[int, int]  # which frame, and which compile of that frame
 NO_COMPILE: CompileId = (-1, 0)
 
@@ -55,6 +57,21 @@ def raised_by_trace(error: Exception) -> errors.TdcError | None:
     found = RAISED.search(str(error))
     kind = getattr(errors, found[1], None) if found else None
     return kind(ast.literal_eval(found[2])) if found and kind else None
+
+
+def that_may_change(entries: Sequence[Any]) -> list[bool]:
+    """Guards to keep, as `guard_filter_fn` of `torch.compile`: all but those on the code of this library.
+
+    Dynamo guards on the code of each function that it traces. Modules of tdc, and their functions and classes, stay
+    what they are; values among their globals, and what these modules have of torch, are checked.
+    """
+    return [not (entry.name.startswith(OWN_GLOBALS) and is_own_code(entry.value)) for entry in entries]
+
+
+def is_own_code(x: Any) -> bool:
+    """True for a module, a function or a class of this library."""
+    name = x.__name__ if isinstance(x, ModuleType) else x.__module__ if isinstance(x, (FunctionType, type)) else ""
+    return name.partition(".")[0] == "tdc"
 
 
 @constant

@@ -106,14 +106,15 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     found = [own.pop(0) if isinstance(a, TensorDict) else column(a, like, op) for a in operands]
     if len(tds) > 1:
         found = aligned(found, [isinstance(a, TensorDict) for a in operands], k)
+    at_all = kernel_of_lists(op)
     if kwargs:
         n, names = len(args), list(kwargs)
         done: Any = [
             call(*row[:n], **{name: x for name, x in zip(names, row[n:], strict=True)})
             for row in zip(*found, strict=True)
         ]
-    elif op in FOREACH and pairs(args) and at_once([x for td in tds for x in td._leaves.values()]):
-        done = FOREACH[op](found[0], found[1] if len(tds) == 2 else args[1])
+    elif at_all is not None and pairs(args) and at_once([x for td in tds for x in td._leaves.values()]):
+        done = at_all(found[0], found[1] if len(tds) == 2 else args[1])
     else:
         done = [call(*values) for values in zip(*found, strict=True)]
     leaves = {p: x for p, x in zip(paths, done, strict=True)}  # a call of dict takes 2 ms to trace
@@ -162,6 +163,12 @@ def pairs(args: tuple[Any, ...]) -> bool:
     if len(args) != 2 or not isinstance(args[0], TensorDict):
         return False
     return isinstance(args[1], TensorDict) or type(args[1]) in (int, float)
+
+
+@skipped_in_graphs
+def kernel_of_lists(op: Op) -> Op | None:
+    """The foreach kernel of an operation. A graph has none, and would check every entry of the table in each call."""
+    return FOREACH.get(op)
 
 
 @skipped_in_graphs
