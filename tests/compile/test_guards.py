@@ -31,7 +31,8 @@ def guards_of(fn: Any, x: Any) -> int:
     """Guards of a function that is compiled by `counted`."""
     run = counted(fn, backend="eager")
     run(x)
-    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(run._compiled._torchdynamo_orig_callable)
+    compiled: Any = run._compiled
+    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(compiled._torchdynamo_orig_callable)
     return sum(count_guards(entry.guard_manager.root) for entry in entries)
 
 
