@@ -79,7 +79,12 @@ def geometric_mean(rows: Sequence[tuple[Sequence[float], Sequence[float]]]) -> S
 
 
 def interleaved(
-    calls: Mapping[str, Call], *, rounds: int = 31, burst: float = 0.002, device: str = "cpu", count: int | None = None
+    calls: Mapping[str, Call],
+    *,
+    rounds: int = 31,
+    burst: float = 0.002,
+    device: str = "cpu",
+    count: int | Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds per call of each candidate, one figure for each round.
 
@@ -88,10 +93,10 @@ def interleaved(
         rounds: how often each has its turn.
         burst: seconds that one turn takes, about.
         device: "cuda" waits for the device at both ends of a turn.
-        count: calls in one turn, of slow candidates that are warm already; found by timing otherwise.
+        count: calls in one turn, of all candidates or of each, if these are warm already; found by timing otherwise.
     """
     watch = wall_time if device == "cuda" else thread_time
-    counts = {} if count is None else dict.fromkeys(calls, count)
+    counts = dict(count) if isinstance(count, Mapping) else dict.fromkeys(calls, count or 1)
     for name, call in calls.items() if count is None else ():
         for _ in range(5):
             call()
@@ -281,15 +286,15 @@ class Report:
         self.limits.append({"what": what, "figure": figure, "limit": limit, "unit": unit, "verdict": verdict})
         print(f"{verdict}: {what}: {figure:.3f} {unit}, limit {limit} {unit}", flush=True)
 
-    def write(self) -> None:
+    def write(self, folder: Path = RESULTS) -> None:
         """Store everything."""
-        RESULTS.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
         data = json.dumps(self.__dict__, indent=1, default=lambda x: x.__dict__) + "\n"
         name = self.name if self.device == "cpu" else f"{self.name}_{self.device}"
-        (RESULTS / f"{name}.json").write_text(data, encoding="utf-8")
-        (RESULTS / f"{name}.md").write_text(markdown(self), encoding="utf-8")
-        plot(self, RESULTS / f"{name}.png")
-        print(f"written: bench/results/{name}.json, .md", flush=True)
+        (folder / f"{name}.json").write_text(data, encoding="utf-8")
+        (folder / f"{name}.md").write_text(markdown(self), encoding="utf-8")
+        plot(self, folder / f"{name}.png")
+        print(f"written: {os.path.relpath(folder)}/{name}.json, .md", flush=True)
 
 
 def machine_line(device: str) -> str:

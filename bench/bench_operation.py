@@ -3,7 +3,9 @@
 Eagerly and without autograd, on 17 x 8 numbers, where kernels take next to no time: dispatch, checks, the result's
 structure. `tdc` is the operation on NestedTensors of one structure, `raw` the same on their values, with row ids or an
 index computed beforehand where positions of an example meet. The limit is on what tdc takes beyond raw, in
-microseconds, for operations that leave lengths alone. Others stand here for information.
+microseconds, for operations that leave lengths alone. Others stand here for information, and so do two modules: a stock
+encoder layer beside linears on packed values with one SDPA for each example, and a block of a ResNet of stock modules
+beside the operator of convolutions. What these add has the Python of torch's own modules in it.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from bench._nested_rows import by_layers, packed_attention
 from bench._timing import Call, Report, arguments, interleaved, spread
-from tdc import NestedTensor, offsets_of
+from bench.bench_vision import Block
+from tdc import NestedTensor, offsets_of, pack
+from tdc.kernels.convolution import convolve
 
 ADDS = 3.0  # microseconds
 LENGTHS, D = [5, 2, 7, 3], 8
+SIDES = [(5, 4), (2, 3), (7, 2), (3, 3)]
 Operation = tuple[Call, Call]
 
 
@@ -63,6 +69,33 @@ def along_positions(x: NestedTensor) -> dict[str, Operation]:
     }
 
 
+def modules(x: NestedTensor) -> dict[str, Operation]:
+    """Whole modules in inference, for information."""
+    layer = nn.TransformerEncoderLayer(D, 2, 2 * D, dropout=0.0, batch_first=True).eval()
+    net = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    block, images = Block(D, D, 1, False).eval(), pack([torch.randn(D, *side) for side in SIDES], ragged_dim=(2, 3))
+    first, norm, _, second, again = block.body
+    rows, sizes, ones = images.values.t().contiguous(), images.sizes, [1, 1]
+
+    def normed(y: Tensor, norm: Any) -> Tensor:
+        return F.batch_norm(y, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+
+    def convolved(y: Tensor, conv: Any) -> Tensor:
+        return convolve(y, conv.weight, None, None, sizes, rows.shape[0], ones, ones, ones, 1)
+
+    def by_hand() -> Tensor:
+        y = torch.relu(normed(convolved(rows, first), norm))
+        return torch.relu(normed(convolved(y, second), again) + rows).t()
+
+    def attend(attn: Any, y: Tensor) -> Tensor:
+        return packed_attention(attn, y, LENGTHS)
+
+    return {
+        "encoder layer": (lambda: net(x), lambda: by_layers(net, x.values, attend)),
+        "residual block": (lambda: block(images), by_hand),
+    }
+
+
 def agree(what: str, ours: Any, raw: Tensor) -> None:
     """Both give the same numbers.
 
@@ -77,8 +110,8 @@ def measure(report: Report, operations: dict[str, Operation], limited: bool) -> 
     """Time that each adds, round by round."""
     rounds = 9 if report.quick else 61
     for what, (ours, raw) in operations.items():
-        agree(what, ours(), raw())
         with torch.no_grad():
+            agree(what, ours(), raw())
             times = interleaved({"tdc": ours, "raw": raw}, rounds=rounds, burst=0.004, device=report.device)
         added = spread([(a - b) * 1e6 for a, b in zip(times["tdc"], times["raw"], strict=True)])
         report.row(what, times, "raw", adds=f"{added.median:.2f} us")
@@ -97,6 +130,7 @@ def main() -> None:
     y = x.with_values(torch.randn_like(first))
     measure(report, leaving_lengths(x, y), True)
     measure(report, along_positions(x), False)
+    measure(report, modules(x), False)
     report.write()
 
 

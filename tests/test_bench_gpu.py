@@ -1,10 +1,15 @@
 """The workloads of `bench.gpu` on CUDA tensors without data: they run, wait for nothing, and make one graph.
 
-What has a gradient needs a GPU, and so do peers.
+What has a gradient needs a GPU, and so do peers. With `--dry` the program itself runs on the CPU: each cell of padded
+and tdc, eager, compiled and filled, gives the same numbers.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +18,8 @@ from fake_cuda import fake_cuda, fake_methods, on_fake_cuda
 from torch import Tensor, nn
 
 import tdc
+from bench import gpu
+from bench._gpu_turns import Clock, Job
 from bench._gpu_workloads import PARTS, Candidate, Setup, Workload
 from tdc.testing import forbid
 
@@ -87,3 +94,30 @@ def test_one_graph_serves_all_batches(row: tuple[str, torch.dtype]):
             with torch.no_grad(), fake_methods(), forbid(padding=part != "resnet50"), pytest.raises(Traced):
                 compiled(c.module, state, inputs)
         assert len(graphs) == 1
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.slow  # eleven jobs of up to six columns
+@pytest.mark.parametrize("job", gpu.JOBS, ids=" ".join)
+def test_each_cell_runs(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Without kernels of Inductor and CUDA graphs."""
+    until = Clock(time.time() + HOUR, time.time() + HOUR)
+    options = {"dry": True, "dtype": "float32", "folder": str(tmp_path)}
+    assert gpu.work(job, until, lambda: None, options), capsys.readouterr().out
+    page = (tmp_path / f"gpu_{'_'.join(job)}_float32.md").read_text()
+    heads = next(line for line in page.splitlines() if line.startswith("| | "))
+    for column in ("tdc", "padded", "padded graph", "tdc graph", "tdc compiled"):
+        assert f" {column}, us |" in heads
+    assert "left out" not in page
+
+
+@pytest.mark.slow  # processes
+def test_jobs_are_measured_in_turns():
+    """By the command, in processes of their own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", "--dry", "--part", "operators"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("2 of 2 jobs: all is well\n")
