@@ -166,7 +166,7 @@ class Bench:
             row.seconds[column.name], row.calls[column.name] = time.perf_counter() - begin, call
         except Exception as error:  # of a peer, or of memory
             self.failed += column.kind in OURS
-            self.note(f"{row.what}: {column.name}: {type(error).__name__} {str(error).partition(chr(10))[0][:160]}")
+            self.note(f"{row.what}: {column.name}: {said(error)}")
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
@@ -219,7 +219,8 @@ class Bench:
         counts = {name: 1 if self.dry else max(1, round(BURST / s)) for name, s in row.seconds.items()}
         times = interleaved(row.calls, rounds=rounds, count=counts, device=self.device)
         meters = {name: figures(call, self.device, name.endswith("graph")) for name, call in row.calls.items()}
-        self.report.row(row.what, times, "padded", **{f"figures of {name}": each for name, each in meters.items()})
+        base = "padded" if "padded" in times else next(iter(times))
+        self.report.row(row.what, times, base, **{f"figures of {name}": each for name, each in meters.items()})
         for limit in LIMITS:
             if limit.part == self.part and self.way in limit.ways:
                 self.check(limit, row, times, meters)
@@ -251,6 +252,11 @@ class Bench:
 
     def note(self, text: str) -> None:
         self.report.note(f"{self.part}, {self.way}: {text}")
+
+
+def said(error: Exception) -> str:
+    """The first line of an error."""
+    return f"{type(error).__name__} {str(error).partition(chr(10))[0][:160]}"
 
 
 def forward(c: Candidate) -> Callable[..., Any]:
@@ -287,7 +293,11 @@ def work(job: Job, clock: Clock, wait: Callable[[], None], options: dict[str, An
             if time.time() > clock.end:
                 bench.note(f"{row.what}: left out, no time left")
             elif row.calls:
-                bench.measure(row)
+                try:
+                    bench.measure(row)
+                except Exception as error:  # of memory
+                    bench.failed += 1
+                    bench.note(f"{row.what}: {said(error)}")
     finally:
         bench.finish(Path(options["folder"]))
     return bench.failed == 0

@@ -100,6 +100,7 @@ HOUR = 3600.0
 
 
 @pytest.mark.slow  # eleven jobs of up to six columns
+@pytest.mark.filterwarnings("ignore")  # of torch, of its own nested tensors and masks
 @pytest.mark.parametrize("job", gpu.JOBS, ids=" ".join)
 def test_each_cell_runs(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Without kernels of Inductor and CUDA graphs."""
