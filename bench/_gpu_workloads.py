@@ -55,7 +55,7 @@ class Sizes(NamedTuple):
     shrink: int = 1  # parts of the sides of images
 
 
-TINY = Sizes(4, 16, 16, 1, 16, 2, (1, 16, 2, 24, 40), 10, 4, 7)
+TINY = Sizes(4, 16, 16, 1, 16, 2, (1, 16, 2, 24, 40), 6, 4, 7)
 
 
 class Setup(NamedTuple):

@@ -68,8 +68,8 @@ class Block(nn.Module):
 
 
 def resnet(depth: int) -> nn.Sequential:
-    """ResNet-10, ResNet-18 or ResNet-50, with weights as at the beginning of training."""
-    found = {10: ((1, 1, 1, 1), False), 18: ((2, 2, 2, 2), False), 50: ((3, 4, 6, 3), True)}
+    """A ResNet of 6, 18 or 50 layers, with weights as at the beginning of training."""
+    found = {6: ((1, 1, 0, 0), False), 18: ((2, 2, 2, 2), False), 50: ((3, 4, 6, 3), True)}
     counts, bottleneck = found[depth]
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     layers.append(nn.MaxPool2d(3, 2, 1))
