@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tdc.compile._torch.dynamo import named_backend
-from tdc.compile._torch.inductor import BUDGET, apart_in_caches, compile_graph, memory_budget, settings_of
+from tdc.compile._torch.inductor import BUDGET, apart_in_caches, compile_graph, memory_budget, merge_equal, settings_of
 from tdc.compile._torch.remat import drawn_once, drop_detours
 from tdc.compile._torch.scans import without_copies
 from tdc.core.arguments import expect
@@ -54,12 +54,12 @@ def backend(
     """
     settings = checked_settings(mode, options, "compile.backend")
     again = has_checkpoints(graph)
-    if again:  # what is computed again stays where it is used
+    if again:  # what is computed again stays where it is used, and is not what was computed before
         settings.setdefault("reorder_for_locality", False)
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
     drawn = drawn_once(seeds=True) if again else nullcontext()
-    with drawn, apart_in_caches("tdc-17"), memory_budget(settings.pop(BUDGET, None)):
-        return compile_graph(graph, inputs, prepare, settings)
+    with drawn, apart_in_caches("tdc-18"), memory_budget(settings.pop(BUDGET, None)):
+        return compile_graph(graph, inputs, partial(prepare, merge=not again), settings)
 
 
 def has_checkpoints(graph: torch.fx.GraphModule) -> bool:
@@ -69,8 +69,10 @@ def has_checkpoints(graph: torch.fx.GraphModule) -> bool:
     return any([len(part.graph.find_nodes(op="call_function", target=checkpoint)) > 0 for part in parts])
 
 
-def prepare(module: torch.fx.GraphModule) -> None:
-    """Change a graph before it is lowered, and the bodies of its loops."""
+def prepare(module: torch.fx.GraphModule, *, merge: bool) -> None:
+    """Change a graph before it is lowered, and the bodies of its loops; `merge` makes one of equal operations."""
+    if merge:
+        merge_equal(module)
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             without_copies(part)

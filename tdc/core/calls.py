@@ -68,9 +68,10 @@ PLURAL = {"tensors", "ints", "floats"}
 def refuse_kinds(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse the first argument of a call that is of no kind that torch takes there, with a DtypeError; also one that
     is missing or given twice, and a tensor of `torch.nested`."""
-    given = [x for a in (*args, *kwargs.values()) for x in (a if isinstance(a, (list, tuple)) else [a])]
-    if any([isinstance(x, Tensor) and x.is_nested for x in given]):
-        raise of_torch_nested(op) from None
+    for x in (*args, *kwargs.values()):
+        found: Any = x
+        if any([isinstance(t, Tensor) and t.is_nested for t in (found if isinstance(x, (list, tuple)) else [x])]):
+            raise of_torch_nested(op) from None
     order, named, needed = parameters(op)
     more = len(args) - len(order) if order and PLURAL.intersection(order[-1][1]) else 0  # sizes or operands one by one
     for (name, kinds), x in zip((*order, *order[-1:] * more), args, strict=False):

@@ -115,8 +115,8 @@ class MaskedBatch(Operations):
             got, hint = f"{dims} for {describe(data)}", "dim 0 is the batch, ragged dims come behind it"
             raise ShapeError(message("MaskedBatch", expected, got, hint=hint))
         if is_on_host(sizes) and len(sizes):
-            bounds = zip(sizes.amin(0).tolist(), sizes.amax(0).tolist(), dims, strict=True)
-            if any([low < 0 or high > data.shape[d] for low, high, d in bounds]):
+            least, most = on_host(torch.stack([sizes.amin(0), sizes.amax(0)]))
+            if min(least) < 0 or any([n > data.shape[d] for n, d in zip(most, dims, strict=True)]):
                 got, hint = f"others for {describe(data)}", "lengths count the real positions of each row"
                 raise StructureError(message("MaskedBatch", "lengths between 0 and the padded size", got, hint=hint))
         set_fields(self, mark_dynamic(data, 0, *dims), mark_dynamic(sizes, 0), dims, 0)

@@ -249,6 +249,7 @@ def with_zeros(td: TensorDict) -> TensorDict:
     return with_shared(td) if "edges" in td and not td["edges"].any() else td
 
 
+@pytest.mark.filterwarnings(r"ignore:tdc.compile.(to_bucket|unbucket) is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", MOVES)
 def test_rows_are_as_without_it(name: str):
     law(MOVES[name])

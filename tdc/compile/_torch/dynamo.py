@@ -71,7 +71,7 @@ def that_may_change(entries: Sequence[Any]) -> list[bool]:
 def is_own_code(x: Any) -> bool:
     """True for a module, a function or a class of this library."""
     name = x.__name__ if isinstance(x, ModuleType) else x.__module__ if isinstance(x, (FunctionType, type)) else ""
-    return name.partition(".")[0] == "tdc"
+    return (name or "").partition(".")[0] == "tdc"  # a function made by exec has no module
 
 
 @constant

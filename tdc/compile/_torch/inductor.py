@@ -52,7 +52,6 @@ def compiled(
     lower = find("torch._inductor.compile_fx:compile_fx_inner")
 
     def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        merge_equal(module)
         change(module)
         with products_of_any_size(settings), lowering(guards=True), counted_down():
             return lower(module, *args, **kwargs)

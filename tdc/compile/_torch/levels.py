@@ -209,21 +209,6 @@ def load_decompositions() -> None:
         torch.vmap(torch.neg)(torch.zeros(1))
     register_rules()
     keep_levels()
-    copy_symbols()
-
-
-@optional("numbers that vary in tdc.batch", lost="x.sum() * n of a number n that varies", instead=nothing)
-def copy_symbols() -> None:
-    """Let a graph convert the dtype of a symbol, as `x.sum() * n` under vmap asks: the decomposition of a copy takes
-    numbers and tensors, but no symbols (2.11-2.15). A change to torch's table, made once."""
-    table, op = find("torch._decomp:decomposition_table"), find("torch:ops.aten._to_copy.default")
-    copy = table[op]
-
-    def copied(x: Any, **kwargs: Any) -> Any:
-        given: Any = x
-        return copy(torch.scalar_tensor(given) if isinstance(x, (torch.SymInt, torch.SymFloat)) else x, **kwargs)
-
-    table[op] = copied
 
 
 @optional("levels of vmap kept in exports", lost="exports of tdc.batch with loops", instead=nothing)
