@@ -99,9 +99,14 @@ def test_one_graph_serves_all_batches(row: tuple[str, torch.dtype]):
 HOUR = 3600.0
 
 
-@pytest.mark.slow  # eleven jobs of up to six columns
+JOBS = [  # of up to six columns, which take up to a minute; one is enough for each landing
+    pytest.param(job, id=" ".join(job), marks=pytest.mark.slow if job[0] == "operators" else pytest.mark.sweep)
+    for job in gpu.JOBS
+]
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch, of its own nested tensors and masks
-@pytest.mark.parametrize("job", gpu.JOBS, ids=" ".join)
+@pytest.mark.parametrize("job", JOBS)
 def test_each_cell_runs(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Without kernels of Inductor and CUDA graphs."""
     until = Clock(time.time() + HOUR, time.time() + HOUR)
