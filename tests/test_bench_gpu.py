@@ -116,7 +116,7 @@ def test_each_cell_runs(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[
     heads = next(line for line in page.splitlines() if line.startswith("| | "))
     for column in ("tdc", "padded", "padded graph", "tdc graph", "tdc compiled"):
         assert f" {column}, us |" in heads
-    assert "left out" not in page
+    assert "no time left" not in page
 
 
 @pytest.mark.slow  # processes

@@ -350,7 +350,7 @@ def check_fit(op: str, table: Table) -> None:
 
 
 def leaf_shape(op: str, table: Table, keys: Keys, entry: Entry) -> tuple[int, ...] | None:
-    """The logical shape of a leaf, -1 on packed ragged dims; None of what is no row. Raises if parts do not fit."""
+    """The logical shape of a leaf, -1 on packed ragged dims; None without batch dims. Raises if parts do not fit."""
     forms: dict[str, Stored] = {}
     for part, x in entry.parts.items():
         other = table.get(x.keys) if isinstance(x, Tie) else entry

@@ -1,4 +1,4 @@
-"""Shared(tensor): a leaf of a TensorDict that is no row. All examples share one tensor: edges of a graph, a weight.
+"""Shared(tensor): a leaf of a TensorDict without batch dims. All examples share the tensor: edges of a graph, a weight.
 
     td = TensorDict({"x": nodes, "edges": Shared(edges)}, [n])      td["edges"] is edges
     td[:3], td.sum(0), td * 2, torch.stack([td, td])                act on x; the edges stay

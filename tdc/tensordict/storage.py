@@ -249,7 +249,7 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
             raise unsized(op, leaves, error) from None
         if misfits:
             wrong = {show(p): describe(leaves[p]) for p in misfits}
-            hint = hint or "give the batch size all leaves share, reshape the leaf, or Shared(leaf) if it is no row"
+            hint = hint or "give the batch size all leaves share, reshape the leaf, or Shared(leaf) without batch dims"
             expected = f"leaves of shape {show_sizes([*size, '...'])}"
             raise ShapeError(message(op, expected, f"{len(wrong)} that differ", wrong, hint))
     if any_extra(nodes):

@@ -17,7 +17,7 @@ SAYS: dict[str, Says] = {
 ShapeError
 tdc.set: expected leaves of shape [3, 4, ...], got 1 that differ
 at tokens: Tensor float32[4, 3]
-hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) if it is no row"""),
+hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) without batch dims"""),
     "values that are no tensors": (lambda: TensorDict({"name": "x", "rows": [T([1]), T([1, 2])]}), """\
 DtypeError
 tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
@@ -194,7 +194,7 @@ tdc.TensorDict: expected leaves of shape [3, ...], got 3 that differ
 at b: Tensor float32[4, 2]
 at c.d: Tensor int64[]
 at x: NestedTensor float32[1, -1, 4]
-hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) if it is no row""")  # fmt: skip
+hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) without batch dims""")  # fmt: skip
 
 
 class TestCompiled(TestCase):

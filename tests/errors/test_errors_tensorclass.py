@@ -39,7 +39,7 @@ ShapeError
 tdc.Pair: expected leaves of shape [3, ...], got 2 that differ
 at td.a: Tensor float32[2]
 at w: Tensor float32[2, 3]
-hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) if it is no row"""),
+hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) without batch dims"""),
     "another mapping for a field of a tensorclass": (lambda: Holder({"xx": torch.zeros(3)}, batch_size=[3]), """\
 KeyPathError
 tdc.Named: expected a key for each field, got 2 that differ

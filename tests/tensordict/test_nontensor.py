@@ -303,7 +303,7 @@ hint: leave shape out for one dim"""),
 ShapeError
 tdc.TensorDict: expected leaves of shape [3, ...], got 1 that differ
 at n: ObjectArray [2]
-hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) if it is no row"""),
+hint: give the batch size all leaves share, reshape the leaf, or Shared(leaf) without batch dims"""),
     "arithmetic of objects": (lambda: letters() + 1, """\
 UnsupportedError
 tdc.add: expected an operation registered for ObjectArray, got 'add', which has none
