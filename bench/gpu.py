@@ -11,8 +11,7 @@ table as soon as it is done. Columns are prepared in the order of `COLUMNS`, and
 
     padded, tdc, raw          eager; `last` is a rectangle of images with channels innermost
     tdc compiled              one graph for all occupancies
-    padded graph, tdc graph   CUDA graphs, `mode="reduce-overhead"`; of tdc with `buckets="auto"`, at each occupancy.
-                              A ResNet reads sizes behind strides from data: torch records the parts that it can
+    padded graph, tdc graph   CUDA graphs, `mode="reduce-overhead"`; of tdc with `buckets="auto"`, at each occupancy
     torch.nested, danling     eager and compiled, where they run
 
 Inference is without autograd. Training is forward, sum of squares of real elements, which is in the graph of compiled
@@ -72,7 +71,6 @@ COLUMNS = (
     Column("danling", "compiled"),
 )  # fmt: skip
 NOT_ON_CPU = ("torch.nested compiled", "danling compiled")
-READS_SIZES = ("resnet50",)  # sizes behind a stride follow from data, which buckets= refuses
 
 JOBS: list[Job] = [
     ("encoder", "training"), ("encoder", "inference"), ("resnet50", "training"), ("resnet50", "inference"),
@@ -197,8 +195,7 @@ class Bench:
         if column.how == "":
             return fn
         if column.kind == "tdc":
-            filled = column.how == "graph" and self.part not in READS_SIZES
-            return counted(fn, buckets="auto" if filled else None, **how)
+            return counted(fn, buckets="auto" if column.how == "graph" else None, **how)
         return torch.compile(own(fn), fullgraph=True, **how)  # graphs are kept on the code object
 
     def compare(self, row: Row, column: Column, c: Candidate, result: Any) -> None:
