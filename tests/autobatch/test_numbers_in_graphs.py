@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from versions import OLD
 
 import tdc
 from tdc.compile import counted
@@ -43,6 +44,7 @@ def grows(x: Tensor, k: float) -> Tensor:
 LOOPS = [pytest.param(fn, marks=pytest.mark.slow) for fn in (rounds, grows)]  # loops take seconds to trace
 
 
+@pytest.mark.skipif(OLD, reason="Dynamo of torch 2.11 compares no symbol by `is`")
 @pytest.mark.parametrize("fn", [scaled, branches, *LOOPS])
 def test_a_float_that_varies(fn: Any):
     """torch has no operator for floats that vary (2.11-2.15)."""

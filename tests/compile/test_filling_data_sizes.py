@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from poison import poison
 from torch import nn
 from torch.utils._sympy.functions import FloorDiv, Mod
+from versions import OLD, refused
 
 import tdc
 from tdc.compile import Buckets, counted, train_step
@@ -90,7 +91,8 @@ def test_gradients_of_sizes_that_depend_on_data(name: str, monkeypatch: pytest.M
         x = ragged(*lengths)
         x.values.requires_grad_()
         want = torch.autograd.grad(loss(x), [x.values, *net.parameters()])
-        assert_close(torch.autograd.grad(run(x), [x.values, *net.parameters()]), want, rtol=1e-5, atol=1e-6)
+        with refused("expected all symint_outs", when=name == "written"):  # a condition between forward and backward
+            assert_close(torch.autograd.grad(run(x), [x.values, *net.parameters()]), want, rtol=1e-5, atol=1e-6)
     assert run.counts.compiles == 1
 
 
@@ -121,14 +123,20 @@ def test_no_element():
         assert_close(run(x), x[:, 5:].values.sum(0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("fn", [
-    lambda td: td["x"][td["x"].sum(1)[:, 0].argmax()].sum(), lambda td: td["x"].values[td["y"].values.shape[0] :],
-])  # fmt: skip
+def of_largest(td: Any) -> Any:
+    return td["x"][td["x"].sum(1)[:, 0].argmax()].sum()
+
+
+@pytest.mark.parametrize("fn", [of_largest, lambda td: td["x"].values[td["y"].values.shape[0] :]])
 def test_sizes_that_shrink_are_refused(fn: Any):
-    """The end less the begin may be larger than that of the bucket."""
+    """The end less the begin may be larger than that of the bucket. In torch 2.11 the length of a row is one number."""
     run = counted(fn, backend="eager", buckets="auto")
+    td = tdc.TensorDict({"x": ragged(3, 17, 2), "y": ragged(2, 3, 1)}, [3])
+    if OLD and fn is of_largest:
+        assert_close(run(td), fn(td))
+        return
     with pytest.raises(UnsupportedError, match="which shrinks where a batch grows"):
-        run(tdc.TensorDict({"x": ragged(3, 17, 2), "y": ragged(2, 3, 1)}, [3]))
+        run(td)
 
 
 def test_sizes_that_hold_real_ones():

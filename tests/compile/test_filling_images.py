@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from poison import poison
 from torch import Tensor, nn
+from versions import OLD
 
 import tdc
 from tdc.compile import Buckets, counted, train_step
@@ -94,7 +95,7 @@ def test_gradients_of_rectangles(name: str, monkeypatch: pytest.MonkeyPatch):
         assert_close(got, want, rtol=1e-5, atol=1e-6)
         grads = [torch.autograd.grad(y, x.values)[0] for y in (got, want)]
         assert_close(grads[0], grads[1], rtol=1e-5, atol=1e-6)
-    assert run.counts.compiles == 1
+    assert run.counts.compiles == (3 if OLD and name == "max in three dims" else 1)  # guards of torch 2.11
 
 
 class Block(nn.Module):
