@@ -87,7 +87,6 @@ def test_torch_lists_each_function_once():
         assert [known.count(op) for op in ops] == [1] * len(ops)
 
 
-@pytest.mark.slow
 def test_masked_functions_of_all_elements_and_with_options():
     x = x_nested()
     mask: Any = x.gt(0)

@@ -133,6 +133,13 @@ def test_norms_of_matrices_without_elements(shape: tuple[int, int]):
         assert LINALG.matrix_norm(batch, (1, float("inf"))[dim], (1, 2)).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("options", [{"dim": (1, 1)}, {"dim": (0, 2)}, {"ord": "nuc"}, {"ord": 2}, {"ord": -2}])
+def test_norms_of_no_matrix_and_by_singular_values_are_refused(options: dict[str, Any]):
+    x = tdc.pack([torch.ones(3, 4, 4), torch.ones(2, 4, 4)])
+    with pytest.raises(tdc.UnsupportedError, match="expected matrices of static size"):
+        LINALG.matrix_norm(x, **{"dim": (1, 2), **options})
+
+
 SAYS: dict[str, Says] = {
     "a cross product that chooses its dim": (lambda: torch.cross(packed_rows()[..., :3], packed_rows()[..., :3]), """\
 UnsupportedError

@@ -45,6 +45,13 @@ def test_matrices_transposed(padded: bool):
             getattr(x[:, :, 0], name)
 
 
+def test_axis_is_dim_where_batches_are_joined():
+    rows = rows_of(4)
+    x: Any = tdc.pack(rows)
+    same(torch.cat([x, x], axis=1), [torch.cat([r, r]) for r in rows])
+    same(torch.stack([x, x], axis=2), [torch.stack([r, r], 1) for r in rows])
+
+
 def test_dense_rows_join_ragged_ones():
     rows, token = rows_of(4), torch.randn(3, 1, 4)
     x: Any = tdc.pack(rows)
