@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue import is_representative, samples, title
+from filled_batches import compared, poison, ragged
 from harness import called, case_of, compared_gradients
-from poison import poison
 from torch import Tensor, nn
 
 import tdc
@@ -28,18 +28,6 @@ from tdc.testing.conformance import LENGTHS
 BATCHES = ((3, 17, 2), (9, 4, 19), (1, 1, 33), (2, 2, 2), (5, 6, 11))
 WRONG: Any = 8.0
 FILLED = Buckets(rows=(8, 16), totals=(64, 256, 1024))
-
-
-def ragged(*lengths: int, features: int = 4) -> tdc.NestedTensor:
-    return tdc.pack([torch.randn(n, features) for n in lengths])
-
-
-def compared(fn: Any, *batches: Any, **options: Any) -> counted:
-    """A function compiled with buckets, whose results are those of eager calls."""
-    run = counted(fn, backend="eager", **{"buckets": "auto", **options})
-    for batch in batches:
-        assert_close(run(batch), fn(batch), rtol=1e-5, atol=1e-6)
-    return run
 
 
 class Net(nn.Module):

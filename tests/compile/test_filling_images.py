@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from poison import poison
+from filled_batches import compared, poison
 from torch import Tensor, nn
 from versions import OLD
 
@@ -56,13 +56,8 @@ FUNCTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_images(name: str, way: Any, monkeypatch: pytest.MonkeyPatch):
     poison(monkeypatch)
-    def fn(x: Any) -> Any:
-        return FUNCTIONS[name](way(x))
-
-    run = counted(fn, backend="eager", buckets=GIVEN)
-    for sides in SIDES:
-        x = images(*sides)
-        assert_close(run(x), fn(x), rtol=1e-5, atol=1e-5)
+    batches = [images(*sides) for sides in SIDES]
+    run = compared(lambda x: FUNCTIONS[name](way(x)), *batches, atol=1e-5, buckets=GIVEN)
     assert run.counts.compiles == 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from poison import poison
+from filled_batches import compared, poison, ragged
 from torch import nn
 
 import tdc
@@ -25,10 +25,6 @@ def allowed() -> Iterator[None]:
 
 BATCHES = ((3, 17, 2), (9, 4, 19), (5, 2, 21))
 GIVEN = Buckets(rows=(4,), totals=(32, 64), lengths=(24,))
-
-
-def ragged(*lengths: int, features: int = 4) -> tdc.NestedTensor:
-    return tdc.pack([torch.randn(n, features) for n in lengths])
 
 
 def branch(x: Any) -> Any:
@@ -55,11 +51,7 @@ FUNCTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_loops(name: str, monkeypatch: pytest.MonkeyPatch):
     poison(monkeypatch)
-    fn = FUNCTIONS[name]
-    run = counted(fn, backend="eager", buckets=GIVEN)
-    for lengths in BATCHES:
-        x = ragged(*lengths)
-        assert_close(run(x), fn(x), rtol=1e-5, atol=1e-6)
+    run = compared(FUNCTIONS[name], *[ragged(*lengths) for lengths in BATCHES], buckets=GIVEN)
     assert run.counts.compiles == 1
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import Draw
+from shared_graphs import EDGES, WEIGHT, graph, rows, with_shared
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -29,23 +30,8 @@ from tdc.dist.in_graphs import on_numbers
 from tdc.tensordict.leaf import CASTS
 from tdc.testing.batches import build
 
-EDGES = torch.tensor([[0, 1, 1], [1, 2, 0]])
-WEIGHT = torch.tensor([0.5, -1.0, 2.0, 3.0])
 KEYS = ("edges", ("sub", "w"))
 FAMILIES = sorted({rule.family for rule in RULES if rule.kind == "tensordict" and not rule.reason})
-
-
-def rows(n: int = 3) -> TensorDict:
-    x = torch.arange(4.0 * n).view(n, 4) / 5
-    return TensorDict({"x": x, "id": torch.arange(n), "sub": {"y": torch.ones(n, 2)}}, [n])
-
-
-def with_shared(td: TensorDict, edges: Any = EDGES, weight: Any = WEIGHT) -> TensorDict:
-    return td.set("edges", Shared(edges)).set(("sub", "w"), Shared(weight))
-
-
-def graph(n: int = 3) -> TensorDict:
-    return with_shared(rows(n))
 
 
 def without(td: TensorDict) -> TensorDict:

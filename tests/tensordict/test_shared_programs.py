@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from shared_graphs import EDGES, WEIGHT, graph, rows, with_shared
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -17,22 +18,6 @@ import tdc
 from tdc import Shared, TensorDict
 from tdc.compile.counts import counted
 from tdc.core.errors import StructureError
-
-EDGES = torch.tensor([[0, 1, 1], [1, 2, 0]])
-WEIGHT = torch.tensor([0.5, -1.0, 2.0, 3.0])
-
-
-def rows(n: int = 3) -> TensorDict:
-    x = torch.arange(4.0 * n).view(n, 4) / 5
-    return TensorDict({"x": x, "id": torch.arange(n), "sub": {"y": torch.ones(n, 2)}}, [n])
-
-
-def with_shared(td: TensorDict, edges: Any = EDGES, weight: Any = WEIGHT) -> TensorDict:
-    return td.set("edges", Shared(edges)).set(("sub", "w"), Shared(weight))
-
-
-def graph(n: int = 3) -> TensorDict:
-    return with_shared(rows(n))
 
 
 def same(a: TensorDict, b: TensorDict) -> None:
