@@ -85,7 +85,7 @@ class Candidate(NamedTuple):
     leaves: tuple[Any, ...] = ()
 
     def wanted(self) -> list[Any]:
-        """What training differentiates by."""
+        """Tensors that training differentiates by."""
         return [*self.module.parameters()] or [*self.leaves]
 
 

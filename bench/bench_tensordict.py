@@ -169,7 +169,7 @@ class Plain:
 
 @tdc.tensorclass
 class Ours:
-    """The same data, of one batch size."""
+    """Batches of the same data with one batch size."""
 
     obs: Tensor
     action: Tensor

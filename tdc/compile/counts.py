@@ -70,7 +70,7 @@ class counted:
     Raises:
         UnsupportedError: an unknown backend or mode. A call raises the error of this library that stopped its trace,
             with a note of the user's line.
-        DtypeError: `fn` cannot be called; `dynamic` is no bool.
+        DtypeError: `fn` cannot be called; `dynamic` is not a bool.
 
     Example:
         >>> f = counted(lambda x: x * 2, backend="eager")

@@ -267,7 +267,7 @@ def given(x: Any, tensor: Tensor | None) -> Any:
 
 def by_path(td: TensorDict, given: Iterator[Any]) -> dict[KeyPath, tuple[Any, Any]]:
     """Pair the differentiable leaves of a TensorDict, in pytree order, with the next of the given values."""
-    return {p: (td._leaves[p], next(given)) for p in ordered(td._leaves) if differentiable(unwrap(td._leaves[p]))}
+    return {p: (td._leaves[p], next(given)) for p in keys_in(td) or ()}
 
 
 def is_batch(x: Any) -> bool:

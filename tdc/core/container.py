@@ -188,7 +188,7 @@ def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
     """Name of the row that runs `op` for a container class, or the outermost of several types; else an
     UnsupportedError."""
     kind = (cls if len(types) < 2 else outermost(types))._kind
-    row = DISPATCH.get(kind, {}).get(op)  # a leaf has none
+    row = DISPATCH[kind].get(op) if kind in DISPATCH else None  # a leaf has no rows
     if row is None:
         missing(op, kind)
     return watched(row, op) if BLOCKS else row

@@ -21,7 +21,7 @@ from torch import Tensor
 from tdc.core.dynamo import has_numbers, is_batched, never, trace_as
 from tdc.core.errors import DtypeError, StructureError, describe, message, op_name
 from tdc.core.typing import Op, OpName
-from tdc.tensordict.leaf import CASTS, Leaf, flat
+from tdc.tensordict.leaf import CASTS, Leaf, flat, unwrap
 from tdc.tensordict.nodes import Nodes, any_extra
 
 OF_TENSOR = {
@@ -160,7 +160,7 @@ def run(func: Op, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     found = [x for x in given if type(x) is Shared]
     first = found[0]
     if name in OF_TENSOR:
-        return like(first, func(*each(value_of, args), **{k: value_of(v) for k, v in kwargs.items()}))
+        return like(first, func(*each(unwrap, args), **{k: unwrap(v) for k, v in kwargs.items()}))
     check_equal(name, found)
     if name in ("stack", "cat"):
         check_all(name, found, len(args[0]))
@@ -181,11 +181,6 @@ def run(func: Op, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def each(fn: Callable[[Any], Any], args: Sequence[Any]) -> list[Any]:
     """A function of arguments, and of the members of lists and tuples among them."""
     return [type(a)([fn(x) for x in a]) if type(a) in (list, tuple) else fn(a) for a in args]
-
-
-def value_of(x: Any) -> Any:
-    """The tensor of a Shared; anything else as it is."""
-    return x._value if type(x) is Shared else x
 
 
 def rewrapped(first: Shared, width: int, out: Any) -> Any:

@@ -12,20 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.filled import operator_of
 from tdc.compile.filling.run import Graph, bare, rule, values_in
+from tdc.compile.filling.sums import named
 from tdc.compile.filling.values import Filled, Node, Size, refuse
 
 LENGTHS: dict[str, dict[str, int]] = {  # by operator and argument, and what stands in filling
     "rnn": {"lengths": 0}, "rnn_backward": {"lengths": 0},
     "ctc_loss": {"frames": 1, "labels": 0}, "ctc_loss_backward": {"frames": 1, "labels": 0},
 }  # fmt: skip
-
-
-def given_by_name(node: Node, args: Any) -> dict[str, Any]:
-    """Arguments by their names."""
-    op = operator_of(node.target)
-    return dict(zip(op.arguments if op else (), args, strict=False))
 
 
 @rule("varlen_attention", "varlen_attention_backward", "cached_attention")
@@ -37,7 +31,7 @@ def by_offsets(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
 @rule(*LENGTHS)
 def by_lengths(g: Graph, node: Node, *args: Any) -> Any:
     """Each row for itself, by its lengths."""
-    given = given_by_name(node, args)
+    given = named(node, args, {}, 0)
     features = [x for x in values_in(args) if isinstance(x, Filled) and x.x.ndim > 1 and x.x.ndim - 1 in x.dims]
     if any([isinstance(x, Size) for x in values_in(args)]) or (features and "rnn" in str(node.target)):
         raise refuse(str(node.target))
@@ -49,7 +43,7 @@ def by_lengths(g: Graph, node: Node, *args: Any) -> Any:
 @rule("conv_rows", "conv_rows_input", "conv_rows_weight")
 def conv_rows(g: Graph, node: Node, *args: Any) -> Tensor:
     """A convolution of packed planes, by their sizes."""
-    given = given_by_name(node, args)
+    given = named(node, args, {}, 0)
     fixed = [x for name, x in given.items() if name not in ("sizes", "total")]
     if any([isinstance(x, Size) or (isinstance(x, Filled) and {*x.dims} - {0}) for x in values_in(fixed)]):
         raise refuse(str(node.target))

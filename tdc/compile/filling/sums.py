@@ -39,10 +39,10 @@ def reduce(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
     return target(g.masked(x, finite(IDENTITIES[name], x.x.dtype), dims), *args, **kwargs)
 
 
-def named(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments behind the first one by their names."""
+def named(node: Node, args: Sequence[Any], kwargs: dict[str, Any], first: int = 1) -> dict[str, Any]:
+    """Arguments by their names, from the first one of `args`: by default the second of the operator."""
     op = operator_of(node.target)
-    return {**dict(zip(list(op.arguments if op else ())[1:], args, strict=False)), **kwargs}
+    return {**dict(zip(list(op.arguments if op else ())[first:], args, strict=False)), **kwargs}
 
 
 def count_of(g: Graph, x: Filled, dims: Sequence[int]) -> Any:

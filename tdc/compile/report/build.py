@@ -60,7 +60,7 @@ def report(
 
     Raises:
         StructureError: no examples.
-        DtypeError: `fn` cannot be called; `dynamic` is no bool.
+        DtypeError: `fn` cannot be called; `dynamic` is not a bool.
         UnsupportedError: an unknown backend or mode.
 
     Compile:
