@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -52,3 +53,9 @@ def leave(dead: bool = False) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+if __name__ == "__main__":  # processes.py PROGRAM ARGUMENTS: run a program as it stands, and leave as above
+    sys.argv.pop(0)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    leave(dead=True)

@@ -89,7 +89,8 @@ def torchrun(program: str, processes: int, *arguments: str, kill_at: str | None 
     """Lines that a program of `examples/dist` prints in several processes, one of which is killed at a line once."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        "--max-restarts", str(int(kill_at is not None)), f"examples/dist/{program}.py", *arguments,
+        "--max-restarts", str(int(kill_at is not None)), "tests/processes.py", f"examples/dist/{program}.py",
+        *arguments,
     ]  # fmt: skip
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1",
