@@ -59,6 +59,11 @@ class Spread:
         return f"{self.median:{spec}} [{self.low:{spec}}-{self.high:{spec}}]"
 
 
+def exact(figure: float) -> Spread:
+    """A figure without a spread, such as a count."""
+    return Spread(figure, figure, figure)
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Median and quartiles of one figure per round."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
@@ -186,8 +191,13 @@ def traced(fn: Callable[..., Any], *args: Any) -> tuple[float, int, int]:
     compiled(*args)
     seconds = time.thread_time() - begin
     gc.enable()
+    return seconds, graphs, guards_of(fn)
+
+
+def guards_of(fn: Callable[..., Any]) -> int:
+    """Guards of all graphs of a function that torch.compile was given."""
     entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(fn)
-    return seconds, graphs, sum(count_guards(entry.guard_manager.root) for entry in entries)
+    return sum(count_guards(entry.guard_manager.root) for entry in entries)
 
 
 def count_guards(manager: Any) -> int:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tdc
-from bench._timing import Report, Spread, arguments, interleaved
+from bench._timing import Report, arguments, exact, interleaved
 from examples.demo.data import load_docstrings
 from tdc.compile import train_step
 from tdc.optim import sgd
@@ -40,10 +40,6 @@ class Net(nn.Module):
 
 def loss(net: nn.Module, batch: tdc.TensorDict) -> Tensor:
     return F.cross_entropy(net(batch["ids"]), batch["label"])
-
-
-def exact(figure: float) -> Spread:
-    return Spread(figure, figure, figure)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench._timing import Report, Spread, arguments, interleaved, own, ratio, traced
+from bench._timing import Report, arguments, exact, guards_of, interleaved, own, ratio, traced
 from examples.demo.data import load_docstrings, split
 from examples.demo.model import Classifier, ragged_batch
 from examples.demo.train import loader
@@ -109,11 +109,6 @@ class Functional:
         return metrics["loss"]
 
 
-def exact(figure: float) -> Spread:
-    """A figure without a spread."""
-    return Spread(figure, figure, figure)
-
-
 def measure(report: Report, name: str, model: nn.Module, batches: list[TensorDict]) -> None:
     """Time, memory and compiles of one model."""
     torch._dynamo.reset()
@@ -190,6 +185,10 @@ def measure_trace(report: Report) -> None:
     guards = ", ".join(f"{label} {c[1]}" for label, c in counts.items())
     report.row("trace, 100 parameters", times, "dict", guards=guards)
     report.limit("trace of a step of 100 parameters, to dicts", ratio(times["train_step"], times["dict"]), 1.2)
+    compiled = train_step(loss_fn, adamw(LR), backend="eager")  # without guards on code of the library
+    compiled(state, x)
+    held = guards_of(compiled._run._compiled._torchdynamo_orig_callable)
+    report.limit("guards of a compiled step of 100 parameters, to dicts", exact(held / counts["dict"][1]), 1.2)
 
 
 def main() -> None:

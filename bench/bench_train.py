@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tdc
-from bench._timing import Report, Spread, arguments, count_guards, interleaved, own, peer, ratio
+from bench._timing import Report, arguments, count_guards, exact, interleaved, own, peer, ratio
 from bench.cold_start import cpu
 from tdc import TensorDict
 from tdc.compile import backend, dynamic, peak_bytes, scan_blocks, train_step
@@ -168,11 +168,6 @@ def guards_of(run: Any) -> int:
     """Guards that each call runs."""
     entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(run.compiled())
     return sum(count_guards(entry.guard_manager.root) for entry in entries)
-
-
-def exact(figure: float) -> Spread:
-    """A figure without a spread."""
-    return Spread(figure, figure, figure)
 
 
 def measure(report: Report, layers: int, danling: ModuleType | None) -> dict[str, float]:

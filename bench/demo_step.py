@@ -8,7 +8,7 @@ width and batch size and gives up at the eighth; `python -m tdc demo` compares t
 
 from __future__ import annotations
 
-from bench._timing import Report, Spread, arguments
+from bench._timing import Report, arguments, exact
 from examples.demo.data import Corpus, load_docstrings, split
 from examples.demo.pipeline import sides
 
@@ -22,11 +22,6 @@ def batches(corpus: Corpus) -> list[tuple[int, ...]]:
     sizes = [8 + (13 * k) % 33 for k in range(BATCHES)]
     starts = [(k * len(order)) // (BATCHES + 1) for k in range(BATCHES)]
     return [tuple(order[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
-
-
-def exact(figure: int) -> Spread:
-    """A count, which has no spread."""
-    return Spread(figure, figure, figure)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,16 +37,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers t
 KINDS = "a number, (sum, count), or either with a dict of metrics"
 
 
-class Result(NamedTuple):
-    """Mean loss, count, buffers and metrics; empty dicts for none."""
-
-    loss: Tensor
-    count: Any
-    buffers: Any
-    aux: TensorDict
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Functional:
     """A loss that is given parameters, and buffers where it takes them."""
 
@@ -80,7 +71,7 @@ class Functional:
         return own[0], (own[1] if buffers is None else buffers) if self.buffers else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class OfModule:
     """A loss of a module, which is called with the parameters and buffers of the state."""
 
@@ -144,8 +135,13 @@ def in_mode(net: nn.Module, training: bool) -> Iterator[None]:
 # -- results
 
 
-def read_result(out: Any, buffers: Any, after: Any) -> Result:
-    """Read the result of a loss; `buffers` are those before, `after` those after."""
+def read_result(out: Any, buffers: Any, after: Any) -> tuple[Tensor, Any, Any, TensorDict]:
+    """Mean loss, count, new buffers and metrics, empty dicts for none, of what a loss returned.
+
+    Args:
+        out: what it returned.
+        buffers, after: those before, and after the call.
+    """
     rest: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
     aux: Any = {}
     if len(rest) > 1 and isinstance(rest[-1], (Mapping, TensorDict)):
@@ -160,7 +156,7 @@ def read_result(out: Any, buffers: Any, after: Any) -> Result:
         raise StructureError(message(OP, "metrics beside the loss", "one called 'loss'", hint="rename it"))
     if buffers is not None:
         check_buffers(buffers, after)
-    return Result(loss, count, {} if buffers is None else after, TensorDict(aux))
+    return loss, count, {} if buffers is None else after, TensorDict(aux)
 
 
 def check_buffers(before: TensorDict, after: Any) -> None:

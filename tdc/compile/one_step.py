@@ -62,7 +62,7 @@ class Updates(Protocol):
     def update(self) -> Callable[[Any, Any, Any], tuple[Any, Any]]: ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Step:
     """One step with its settings."""
 

@@ -73,11 +73,11 @@ class Evaluation:
             found = dict(out.items())
             count: Any = {}
         else:
-            result = read_result(out, None, None)
-            count, found = result.count, dict(result.aux.items())
-            found = {"loss": result.loss, **found} if "loss" in self._metrics else found
+            loss, count, _, aux = read_result(out, None, None)
+            found = dict(aux.items())
+            found = {"loss": loss, **found} if "loss" in self._metrics else found
             if self._step.process_group is not None:
-                return self.of_all(TensorDict(found), batch, count, result.loss)
+                return self.of_all(TensorDict(found), batch, count, loss)
         return TensorDict({**found, **self.sizes(batch, count)})
 
     def sizes(self, batch: Any, count: Any) -> dict[str, Tensor]:

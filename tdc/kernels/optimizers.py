@@ -12,13 +12,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager
+from tdc.core.dynamo import constant, eager
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.operators import LIBRARY
 from tdc.core.torch_functions import fused_kernel
 
 Column: TypeAlias = "list[Tensor]"
-ADAM, ADAMW, SGD = KERNELS = [fused_kernel(name) for name in ("adam", "adamw", "sgd")]
+ADAM, ADAMW, SGD = [fused_kernel(name) for name in ("adam", "adamw", "sgd")]
+
+
+@constant
+def has_kernels() -> bool:
+    """True if torch has the kernels."""
+    return None not in (ADAM, ADAMW, SGD)
 
 
 class Fused:
@@ -30,6 +36,8 @@ class Fused:
         settings: schema of the arguments after the learning rate.
         kernel: torch's kernel, `(lists, step, rate, *settings)`; the lists are parameters, gradients and moments.
     """
+
+    __slots__ = "kernel", "moments", "node", "op"
 
     def __init__(self, name: str, moments: int, settings: str, kernel: Callable[..., None]) -> None:
         self.op, self.moments, self.kernel = f"optim.{name[:-1]}", moments, kernel

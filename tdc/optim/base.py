@@ -117,6 +117,7 @@ def zeros(p: Tensor) -> Tensor:
     return torch.zeros_like(p, dtype=wide(p.dtype))
 
 
+@constant
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of moments and of arithmetic."""
     return torch.float32 if dtype in HALF else dtype
@@ -210,10 +211,11 @@ def of_dtype(many: Many, dtype: torch.dtype, columns: list[Column], scalars: tup
     if dtype.is_complex:
         new, *moments = many(*[[torch.view_as_real(x.to(dtype)) for x in column] for column in columns], *scalars)
         return [[torch.view_as_complex(x) for x in column] for column in (new, *moments)]
-    if dtype in HALF or any([g.dtype != dtype for g in columns[1]]):
-        columns = [[x.to(wide(dtype)) for x in column] for column in columns]
+    within = wide(dtype)
+    if within != dtype or any([g.dtype != dtype for g in columns[1]]):
+        columns = [[x.to(within) for x in column] for column in columns]
     new, *moments = many(*columns, *scalars)
-    return [[x.to(dtype) for x in new] if dtype in HALF else new, *moments]
+    return [[x.to(dtype) for x in new] if within != dtype else new, *moments]
 
 
 def of_columns(td: TensorDict, fn: Callable[..., Column], *others: TensorDict) -> TensorDict:

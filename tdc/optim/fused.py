@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from tdc.compile._torch.tracing import asked, in_body
 from tdc.core.dynamo import eager, exporting, trace_as, under_transform
 from tdc.core.operators import learning, only_results
-from tdc.kernels.optimizers import KERNELS, Fused
-from tdc.ops.tensordict.leafwise import PLAIN
+from tdc.kernels.optimizers import Fused, has_kernels
 from tdc.optim.foreach import Column, Scalar
 
 FEW = 12  # a graph of fewer leaves has the arithmetic of each
@@ -40,7 +40,9 @@ def fused_update(fused: Fused, columns: list[Column], rate: Scalar, step: Tensor
 def can_fuse(columns: list[Column], rate: Scalar, step: Tensor, *settings: Any) -> bool:
     """True if an operator can do this update."""
     leaves = [x for column in columns for x in column]
-    if not eager() or not is_uniform(columns[0], rate, step, settings) or not set(map(type, leaves)) <= PLAIN:
+    if not eager() or not is_uniform(columns[0], rate, step, settings):
+        return False
+    if not {type(x) for x in leaves} <= {Tensor, Parameter}:
         return False
     return {x.device for x in leaves} == {step.device} and only_results(*leaves, rate)
 
@@ -50,7 +52,7 @@ def can_fuse_traced(columns: list[Column], rate: Scalar, step: Tensor, *settings
     ps = columns[0]
     if len(ps) < FEW or exporting() or under_transform() or in_body() or not is_uniform(ps, rate, step, settings):
         return False
-    if [p for p in ps if type(p) not in PLAIN] or learning([rate]):
+    if [p for p in ps if type(p) not in (Tensor, Parameter)] or learning([rate]):
         return False
     leaves = [step]
     for column in columns:
@@ -68,8 +70,8 @@ def on_one_device(tensors: list[Tensor]) -> bool:
 
 def is_uniform(ps: Column, rate: Scalar, step: Tensor, settings: tuple[Any, ...]) -> bool:
     """True if leaves are float32, and rate, step and settings are one number each."""
-    if None in KERNELS:
+    if not has_kernels() or not ps or ps[0].dtype != torch.float32:
         return False
-    if not ps or ps[0].dtype != torch.float32 or step.ndim or (isinstance(rate, Tensor) and rate.ndim):
+    if step.ndim or (isinstance(rate, Tensor) and rate.ndim):
         return False
     return all([isinstance(x, (int, float)) for x in settings])

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 import tdc
-from bench._timing import count_guards
-from tdc.compile import counted
+from bench import _timing
+from tdc.compile import counted, train_step
 from tdc.compile._torch.dynamo import is_own_code, that_may_change
+from tdc.optim import adamw
 
 SETTINGS = {"scale": 2.0}
 
@@ -29,11 +30,9 @@ def of_tensordict(td: tdc.TensorDict) -> tdc.TensorDict:
 
 def guards_of(fn: Any, x: Any) -> int:
     """Guards of a function that is compiled by `counted`."""
-    run = counted(fn, backend="eager")
+    run: Any = counted(fn, backend="eager")
     run(x)
-    compiled: Any = run._compiled
-    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(compiled._torchdynamo_orig_callable)
-    return sum(count_guards(entry.guard_manager.root) for entry in entries)
+    return _timing.guards_of(run._compiled._torchdynamo_orig_callable)
 
 
 def test_a_tensordict_has_few_more_guards_than_a_dict():
@@ -58,3 +57,32 @@ def test_what_may_change_is_checked():
 def test_own_code():
     assert all(is_own_code(x) for x in (tdc.pack, tdc.TensorDict, tdc.compile))
     assert not any(is_own_code(x) for x in (torch.relu, torch, 3, relu_of, None, that_may_change.__code__))
+
+
+def test_a_function_that_is_handed_over_is_checked():
+    run = counted(lambda td, fn: td["x"] * fn(td), backend="eager")
+    td = tdc.TensorDict({"x": torch.tensor([1.0, 2.0])}, [2])
+    assert [run(td, fn).tolist() for fn in (tdc.nbytes, tdc.param_count)] == [[8.0, 16.0], [2.0, 4.0]]
+
+
+def test_a_class_that_is_defined_again_is_checked():
+    """In a notebook, say, with another method and another default."""
+    run = counted(lambda td, row: row.of(td["x"]), backend="eager")
+    td = tdc.TensorDict({"x": torch.tensor([1.0, 2.0])}, [2])
+
+    def row(factor: float) -> Any:
+        class Row:
+            def of(self, x: Tensor, by: float = factor) -> Tensor:
+                return x * by
+
+        return Row()
+
+    assert [run(td, row(factor)).tolist() for factor in (2.0, 3.0)] == [[2.0, 4.0], [3.0, 6.0]]
+
+
+def test_a_step_of_many_parameters_has_few_more_guards_than_its_tensors():
+    """Three leaves a parameter, with three guards each, and the key of each."""
+    params = {f"w{i}": torch.ones(2) for i in range(50)}
+    step = train_step(lambda p, x: sum([(p[f"w{i}"] * x).sum() for i in range(50)]), adamw(0.1), backend="eager")
+    step(step.init(tdc.TensorDict(params)), torch.ones(2))
+    assert _timing.guards_of(step._run._compiled._torchdynamo_orig_callable) <= 3 * 150 + 150 + 150

@@ -18,7 +18,8 @@ from tdc.core.private import find, nothing, optional
 COMPTIME = "calls while Dynamo traces"
 WITHOUT = "tdc.cond, loops and tdc.batch in graphs; memory of checkpoints in steps"
 RAISED = re.compile(r"""raised exception (\w+)\(.*?((['"])tdc\..*\3)""")  # by a trace, with a text of ours
-OWN_GLOBALS = "G['__import_tdc_dot_"  # how Dynamo names the globals of a module
+BUILTINS = "G['__builtins_dict__"  # how Dynamo names them,
+OWN = re.compile(r"G\['__import_tdc_dot_|(dict\()?type\(")  # globals of a module of tdc, and attributes of a class
 CompileId = tuple[int, int]  # which frame, and which compile of that frame
 NO_COMPILE: CompileId = (-1, 0)
 
@@ -60,12 +61,18 @@ def raised_by_trace(error: Exception) -> errors.TdcError | None:
 
 
 def that_may_change(entries: Sequence[Any]) -> list[bool]:
-    """Guards to keep, as `guard_filter_fn` of `torch.compile`: all but those on the code of this library.
+    """Guards to keep, as `guard_filter_fn` of `torch.compile`: all but those on the code of this library and of Python.
 
-    Dynamo guards on the code of each function that it traces. Modules of tdc, and their functions and classes, stay
-    what they are; values among their globals, and what these modules have of torch, are checked.
+    Dynamo guards on the code of each function that it traces. Builtins, modules of tdc, and their functions and
+    classes, stay what they are; values among their globals, and what these modules have of torch, are checked, as is
+    the class of each object. So is a function that is handed over, be it one of this library.
     """
-    return [not (entry.name.startswith(OWN_GLOBALS) and is_own_code(entry.value)) for entry in entries]
+    return [not (entry.name.startswith(BUILTINS) or named_by_code(entry)) for entry in entries]
+
+
+def named_by_code(entry: Any) -> bool:
+    """True for code of this library, or the default of an argument, that a module of it or a class names."""
+    return OWN.match(entry.name) is not None and ("defaults__" in entry.name or is_own_code(entry.value))
 
 
 def is_own_code(x: Any) -> bool:
