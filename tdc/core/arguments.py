@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from tdc.core.dynamo import constant, is_symbol, skipped_in_graphs, trace_as
+from tdc.core.dynamo import constant, is_symbol, skipped_in_graphs, traced_for
 from tdc.core.errors import (
     DtypeError,
     IndexingError,
@@ -116,12 +116,9 @@ def shown(n: int) -> str:
     return f"{n}"
 
 
+@traced_for(shown)
 def shown_traced(n: int) -> str:
-    """Replace `shown` in graphs."""
     return "n" if is_symbol(n) else f"{n}"
-
-
-trace_as(shown, shown_traced)
 
 
 NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat)
@@ -151,14 +148,12 @@ def expect_devices(*given: Any) -> None:
     """Leave the arguments of a `to` to torch, whose error `refuse_to` explains."""
 
 
+@traced_for(expect_devices)
 def expect_devices_traced(*given: Any) -> None:
     """Replace `expect_devices` in graphs, which catch no error of torch."""
     for x in given:
         if isinstance(x, str):
             as_device("to", x)
-
-
-trace_as(expect_devices, expect_devices_traced)
 
 
 def refuse_absent(op: OpName, device: torch.device) -> None:
@@ -204,15 +199,13 @@ def names_device(name: str) -> bool:
     return True
 
 
+@traced_for(as_device)
+@traced_for(as_own_device)
 def as_device_traced(op: OpName, device: Any) -> torch.device | None:
     """Replace `as_device` in graphs, where a device is a constant."""
     if isinstance(device, str) and not names_device(device):
         raise DtypeError(message(op, "a device", f"{device!r}", hint="'cpu', 'cuda' or 'cuda:0'"))
     return None if device is None else torch.device(device)
-
-
-trace_as(as_device, as_device_traced)
-trace_as(as_own_device, as_device_traced)
 
 
 def positions_of(op: OpName, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -255,15 +248,13 @@ def refuse_unknown(op: OpName, given: dict[str, Any], names: Iterable[str]) -> N
         raise DtypeError(message(op, "known keywords", ", ".join([f"{name}=" for name in given]), hint=hint))
 
 
+@traced_for(expect_number)
 def expect_number_traced(op: OpName, *numbers: Any, whole: bool = False) -> None:
     """Replace `expect_number` in graphs, where a symbol is a number of its own kind."""
     for x in numbers:
         if x is None or isinstance(x, (str, tuple, list)) or (whole and isinstance(x, (bool, float))):
             hint = "int(x)" if isinstance(x, bool) else "a Python number"
             raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint=hint))
-
-
-trace_as(expect_number, expect_number_traced)
 
 
 def normal_dim(dim: int, ndim: int, op: OpName) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx.node import has_side_effect
 
-from tdc.core.dynamo import exporting, trace_as, without_vmap
+from tdc.core.dynamo import exporting, traced_for, without_vmap
 from tdc.core.errors import StructureError
 from tdc.core.operators import operator
 from tdc.core.private import nothing
@@ -35,8 +35,8 @@ def assert_data(condition: Tensor, text: str) -> None:
     assert_async(condition, text)
 
 
+@traced_for(assert_data)
 def assert_traced(condition: Tensor, text: str) -> None:
-    """Replace `assert_data` in graphs."""
     if exporting():
         assert_async(condition, text)
     else:
@@ -53,4 +53,3 @@ require_op: Any = operator(
     "require(Tensor condition, str text) -> ()", nothing, over_vmap, CompositeExplicitAutograd=assert_async
 )
 has_side_effect(require_op)  # no pass removes it
-trace_as(assert_data, assert_traced)

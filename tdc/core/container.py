@@ -20,7 +20,7 @@ import torch
 
 from tdc.core.arguments import normal_dim
 from tdc.core.calls import CHECKS, checked, refuse_call
-from tdc.core.dynamo import constant, trace_as
+from tdc.core.dynamo import constant, trace_as, traced_for
 from tdc.core.errors import (
     DtypeError,
     MethodError,
@@ -194,6 +194,7 @@ def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
     return watched(row, op) if BLOCKS else row
 
 
+@traced_for(row_of)
 @constant
 def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
     """Replace `row_of` in graphs: the row checks sizes first, since Dynamo catches no error of torch.
@@ -208,9 +209,6 @@ def traced_row(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
     if name not in IMPLS:
         IMPLS[name] = checked(op, row)
     return name
-
-
-trace_as(row_of, traced_row)
 
 
 def extend_dynamo() -> None:
@@ -233,14 +231,11 @@ def operator_row(op: Op, cls: Any, other: Any) -> str | None:
     return None
 
 
+@traced_for(operator_row)
 @constant
 def traced_operator_row(op: Op, cls: Any, other: Any) -> str | None:
-    """Replace `operator_row` in graphs."""
     extend_dynamo()
     return operator_row(op, cls, other)
-
-
-trace_as(operator_row, traced_operator_row)
 
 
 def outermost(types: Iterable[type]) -> type[Container]:

@@ -62,6 +62,16 @@ def trace_as(fn: Callable[..., Any], by: Callable[..., Any]) -> None:
     fn._torchdynamo_inline = by  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
+def traced_for(fn: Callable[..., Any]) -> Callable[[Fn], Fn]:
+    """Decorate the function that Dynamo traces where the program calls `fn`."""
+
+    def put(by: Fn) -> Fn:
+        trace_as(fn, by)
+        return by
+
+    return put
+
+
 def skipped_in_graphs(fn: Fn) -> Fn:
     """Decorate a check or question of eager calls: a graph skips it, and takes None, which is false, for the answer."""
     trace_as(fn, nothing)
@@ -128,15 +138,13 @@ def has_address(x: Tensor) -> bool:
     return hasattr(x, "_dynamo_static_input_type")
 
 
+@traced_for(mark_dynamic)
+@traced_for(mark_result)
 def mark_traced(x: Tensor, *dims: int) -> Tensor:
     """Replace `mark_dynamic` in graphs: Dynamo marks a view, but not one of several results (`chunk`, `unbind`)."""
     view: Any = x.view_as(x)
     view._dynamo_weak_dynamic_indices = {*dims}  # `set` would be a guard
     return view
-
-
-trace_as(mark_dynamic, mark_traced)
-trace_as(mark_result, mark_traced)
 
 
 # -- questions
@@ -261,12 +269,9 @@ def next_read() -> int:
     return READS[program]
 
 
+@traced_for(number_of_read)
 def number_of_read_traced() -> int:
-    """Replace `number_of_read` in graphs."""
     return next_read()
-
-
-trace_as(number_of_read, number_of_read_traced)
 
 
 @constant
@@ -280,6 +285,7 @@ def known(condition: bool) -> bool:
     return condition if isinstance(condition, bool) else known_symbol(condition)
 
 
+@traced_for(known)
 def known_symbol(condition: bool) -> bool:
     """`known` of sizes in a graph, whose tracer has loaded the module."""
     if not asks("guard_or_false"):
@@ -294,20 +300,15 @@ def asks(name: str) -> bool:
     return callable(find(f"torch.fx.experimental.symbolic_shapes:{name}"))
 
 
-trace_as(known, known_symbol)
-
-
 def certain(condition: bool) -> bool:
     """True if a condition on sizes holds for all that a graph serves, without a guard on it."""
     return condition if isinstance(condition, bool) else certain_symbol(condition)
 
 
+@traced_for(certain)
 def certain_symbol(condition: bool) -> bool:
     """`certain` of sizes in a graph, whose tracer has loaded the module."""
     return asks("statically_known_true") and internals.fx.experimental.symbolic_shapes.statically_known_true(condition)
-
-
-trace_as(certain, certain_symbol)
 
 
 def is_symbol(n: float) -> bool:
@@ -335,18 +336,15 @@ def smaller(a: int, b: int) -> int:
     return internals.sym_min(a, b)
 
 
+@traced_for(larger)
 def larger_traced(a: int, b: int) -> int:
     """Replace `larger` in graphs, which `torch.sym_max` of two known sizes breaks (torch 2.11)."""
     return max(a, b)
 
 
+@traced_for(smaller)
 def smaller_traced(a: int, b: int) -> int:
-    """Replace `smaller` in graphs."""
     return min(a, b)
-
-
-trace_as(larger, larger_traced)
-trace_as(smaller, smaller_traced)
 
 
 @unchanged_in_graphs

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tdc.core.dynamo import constant, is_symbol, trace_as
+from tdc.core.dynamo import constant, is_symbol, traced_for
 
 
 class TdcError(Exception):
@@ -239,14 +239,12 @@ def show_size(n: Any) -> str:
     return f"{-1 if n == -1 else n}"
 
 
+@traced_for(show_size)
 def show_size_traced(n: Any) -> str:
     """Replace `show_size` in graphs: Dynamo (torch 2.11-2.15) knows no text of a number that varies, but a length."""
     if isinstance(n, str) or n == -1 or not is_symbol(n):
         return f"{-1 if n == -1 else n}"
     return f"{len(range(n))}" if n >= 0 else f"-{len(range(-n))}"
-
-
-trace_as(show_size, show_size_traced)
 
 
 def describe_index(index: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import exporting, has_gradients_in_graphs, in_direction, trace_as, under_transform
+from tdc.core.dynamo import exporting, has_gradients_in_graphs, in_direction, trace_as, traced_for, under_transform
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.core.levels import applied, at_level, below_autograd, delayed_error, moving, unrecorded
 
@@ -96,14 +96,11 @@ def unserved() -> bool:
     return torch.compiler.is_exporting()
 
 
+@traced_for(unserved)
 def unserved_traced() -> bool:
-    """Replace `unserved` in graphs."""
     if under_transform() and not has_gradients_in_graphs():
         return True
     return exporting() or in_direction()
-
-
-trace_as(unserved, unserved_traced)
 
 
 def itself(*args: Any) -> tuple[Any, ...]:

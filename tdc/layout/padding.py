@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import is_zero, known, larger, takes_functions, trace_as, trace_with_grad
+from tdc.core.dynamo import is_zero, known, larger, takes_functions, trace_with_grad, traced_for
 from tdc.core.errors import ShapeError, message
 from tdc.core.levels import also_below, applied
 from tdc.core.operators import only_results
@@ -41,12 +41,9 @@ def exchange(
     return applied(Both, x, index, valid, fill, inverse, keep)
 
 
+@traced_for(exchange)
 def exchange_traced(x: Tensor, index: Tensor, valid: Tensor | None, fill: float, *back: Tensor | None) -> Tensor:
-    """Replace `exchange` in graphs."""
     return Exchange.apply(x, index, valid, fill, *back) if takes_functions() else gathered(x, index, valid, fill)
-
-
-trace_as(exchange, exchange_traced)
 
 
 def exchange_back(grad: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, keep: Tensor | None) -> Tensor:

@@ -28,7 +28,7 @@ from tdc.core.dynamo import (
     number_of_read,
     readable,
     stamp,
-    trace_as,
+    traced_for,
 )
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.operators import new_size, only_results, operator, refuse_mapped
@@ -225,14 +225,12 @@ def on_host(x: Any) -> list[Any]:
     return x.tolist()
 
 
+@traced_for(on_host)
 def on_host_traced(x: Any) -> Any:
     """Replace `on_host` in graphs: the numbers are sizes that depend on data, see `number_of_read`."""
     if exporting():
         return x.tolist()
     return last_of(x.reshape(1)) if x.ndim == 0 else [on_host_traced(n) for n in x.unbind()]
-
-
-trace_as(on_host, on_host_traced)
 
 
 @once

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number, shown
-from tdc.core.dynamo import ints_of, mark_dynamic, trace_as
+from tdc.core.dynamo import ints_of, mark_dynamic, traced_for
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc.layout.segments import (
@@ -189,12 +189,10 @@ def ends_of(offsets: Tensor, row: int) -> Tensor:
     return offsets[row : row + 2]
 
 
+@traced_for(ends_of)
 def ends_of_traced(offsets: Tensor, row: int) -> Tensor:
     """Replace `ends_of` in graphs, which make no slice from a row that is data."""
     return torch.stack([offsets.select(0, row), offsets.select(0, row + 1)])
-
-
-trace_as(ends_of, ends_of_traced)
 
 
 def padded_rows(x: MaskedBatch, rows: Any) -> Pick:

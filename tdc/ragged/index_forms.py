@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import hold, known, trace_as
+from tdc.core.dynamo import hold, known, traced_for
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import IndexingError, describe, describe_index, message, show_size, show_sizes
 
@@ -71,6 +71,7 @@ def row_at(row: Tensor, count: int) -> Any:
     return as_rows(int(row), count, row.device)
 
 
+@traced_for(row_at)
 def row_at_traced(row: Tensor, count: int) -> Any:
     """Replace `row_at` in graphs, where the number is data: it is checked when the graph runs."""
     row = torch.where(row < 0, row + count, row)
@@ -81,9 +82,6 @@ def row_at_traced(row: Tensor, count: int) -> Any:
     hold(found >= 0)
     hold(found < count)
     return found
-
-
-trace_as(row_at, row_at_traced)
 
 
 def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor | None:

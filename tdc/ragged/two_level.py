@@ -31,7 +31,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import has_numbers, known, trace_as
+from tdc.core.dynamo import has_numbers, known, traced_for
 from tdc.core.entries import entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
 from tdc.core.pytree import register
@@ -332,15 +332,13 @@ def at_outer(x: TwoLevelTensor, i: int, second: Any, rest: tuple[Any, ...]) -> A
     return one_outer(x, i)[(second, *rest)]
 
 
+@traced_for(at_outer)
 def at_outer_traced(x: TwoLevelTensor, i: int, second: Any, rest: tuple[Any, ...]) -> Any:
     """Replace `at_outer` in graphs, whose slices take no ends that are read: inner examples by their numbers."""
     inner = x._values[numbered(x)[i] if second is FULL else numbered(x)[i, second]]
     if not rest:
         return inner
     return inner[rest] if isinstance(inner, Tensor) else inner[(FULL, *rest)]
-
-
-trace_as(at_outer, at_outer_traced)
 
 
 def numbered(x: TwoLevelTensor) -> NestedTensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc.core.container import Container
 from tdc.core.dtensor import is_dtensor, part_at
-from tdc.core.dynamo import is_on_host, known, trace_as
+from tdc.core.dynamo import is_on_host, known, traced_for
 from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import (
     IndexingError,
@@ -137,6 +137,7 @@ def refuse_beyond(idx: Any, size: torch.Size) -> None:
     """Leave it to torch to refuse numbers beyond the batch: `misfit` has its error."""
 
 
+@traced_for(refuse_beyond)
 def refuse_beyond_traced(idx: Any, size: torch.Size) -> None:
     """Replace `refuse_beyond` in graphs, where torch's error cannot be caught."""
     numbers = idx.selects if type(idx) is Numbers else [(0, idx)] if isinstance(idx, int) else []
@@ -146,9 +147,6 @@ def refuse_beyond_traced(idx: Any, size: torch.Size) -> None:
             expected = f"an index into batch_size {show_sizes(size)}"
             got, hint = f"{show_size(i)} at dim {d}", f"dim {d} takes {show_size(-n)} to {show_size(n - 1)}"
             raise IndexingError(message("index", expected, got, hint=hint))
-
-
-trace_as(refuse_beyond, refuse_beyond_traced)
 
 
 def vector_of(items: Any, device: torch.device | None) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from tdc.core import pytree
 from tdc.core.container import Container
 from tdc.core.dtensor import local_of
-from tdc.core.dynamo import storage_id, trace_as
+from tdc.core.dynamo import storage_id, traced_for
 from tdc.core.errors import DtypeError, describe, message
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.storage import is_tensordict
@@ -48,6 +48,7 @@ def bytes_of(leaves: Iterable[Any]) -> int:
     return sum([min(sum(sizes.values()), limits[key]) for key, sizes in views.items()])
 
 
+@traced_for(bytes_of)
 def bytes_of_traced(leaves: Iterable[Any]) -> int:
     """Traced in place of `bytes_of`: a graph knows no storages, so views of one buffer count one by one."""
     found = dict.fromkeys([t for leaf in leaves for t in tensors_of(leaf)])
@@ -57,9 +58,6 @@ def bytes_of_traced(leaves: Iterable[Any]) -> int:
 def dense_numel(x: torch.Tensor) -> int:
     """Number of elements in memory: an expanded dim has one."""
     return math.prod([n for n, step in zip(x.shape, x.stride(), strict=True) if step != 0])
-
-
-trace_as(bytes_of, bytes_of_traced)
 
 
 def bytes_text(count: int) -> str:

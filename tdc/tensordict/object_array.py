@@ -18,7 +18,7 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import traced_for
 from tdc.core.errors import (
     DtypeError,
     IndexingError,
@@ -184,14 +184,12 @@ def objects(items: tuple[Any, ...], positions: Any) -> Any:
     return [objects(items, p) for p in at] if isinstance(positions, list) else items[at]
 
 
+@traced_for(taken)
+@traced_for(objects)
 def refuse_in_graphs(*args: Any) -> NoReturn:
     """Replace in graphs what reads positions, which are data there."""
     got, hint = "one in a graph", "td.exclude(key) before the compiled function; choose objects behind it"
     raise UnsupportedError(message("ObjectArray", "eager code for objects of examples", got, hint=hint))
-
-
-trace_as(taken, refuse_in_graphs)
-trace_as(objects, refuse_in_graphs)
 
 
 def on_host(x: Any) -> Any:

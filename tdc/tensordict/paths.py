@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tdc.core.dynamo import constant, trace_as
+from tdc.core.dynamo import constant, traced_for
 from tdc.core.keys import parts, path_of
 from tdc.core.typing import KeyPath
 
@@ -96,6 +96,7 @@ def subtable(table: Mapping[KeyPath, T], node: KeyPath) -> dict[Any, T]:
     return from_node(below(table, node), node)
 
 
+@traced_for(subtable)
 def subtable_traced(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
     """Traced in place of `subtable`: it does not look at the paths that are elsewhere, and at no path by
     itself where all have one key more than the node."""
@@ -107,9 +108,6 @@ def subtable_traced(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
     if flat:
         return {p: x for p, x in zip([*zip(*found, strict=True)][-1], values, strict=True)}
     return from_node({p: x for p, x in zip(found, values, strict=True)}, node)
-
-
-trace_as(subtable, subtable_traced)
 
 
 def from_node(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from tdc.core.arguments import as_device, as_own_device, check_entries, expect_devices, expect_function, refuse_to
 from tdc.core.container import error_of
 from tdc.core.dtypes import in_numpy
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import traced_for
 from tdc.core.errors import (
     DtypeError,
     ImmutableError,
@@ -82,12 +82,9 @@ def found_nowhere(x: TensorDict, name: str) -> Any:
     return object.__getattribute__(x, name)
 
 
+@traced_for(found_nowhere)
 def raised_in_a_graph(x: TensorDict, name: str) -> NoReturn:
-    """Traced in place of `found_nowhere`."""
     raise AttributeError(f"'TensorDict' object has no attribute {name!r}")
-
-
-trace_as(found_nowhere, raised_in_a_graph)
 
 
 class TensorDict(Methods, Operations):

@@ -26,8 +26,8 @@ from tdc.core.dynamo import (
     in_direction,
     readable,
     skipped_in_graphs,
-    trace_as,
     trace_with_grad,
+    traced_for,
     under_mode,
     under_transform,
 )
@@ -227,6 +227,7 @@ def recur(*inputs: Any) -> Any:
     return applied(Recur, *inputs)
 
 
+@traced_for(recur)
 def recur_traced(*inputs: Any) -> Any:
     """Replace `recur` where Dynamo traces, which takes no autograd function under a transform (2.13)."""
     if in_direction():
@@ -244,7 +245,6 @@ def inputs_of(
     return starts, lengths, Options(len(states), len(tensors), keep, given), *tensors
 
 
-trace_as(recur, recur_traced)
 derive(rnn_op, Recur, inputs_of)
 
 

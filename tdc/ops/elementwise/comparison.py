@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import traced_for
 from tdc.core.errors import DtypeError, TdcError, UnsupportedError, describe, message, op_name
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
@@ -76,8 +76,8 @@ def answer(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
     return run(a, b, *args, **kwargs)
 
 
+@traced_for(answer)
 def no_answer(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
-    """`answer` in a graph."""
     raise unread(op)
 
 
@@ -85,9 +85,6 @@ def unread(op: Op) -> UnsupportedError:
     """The error for values that are not there yet."""
     hint = "(a == b).all() stays a tensor"
     return UnsupportedError(message(op, "values that can be read", "traced or mapped ones", hint=hint))
-
-
-trace_as(answer, no_answer)
 
 
 def same_keys(a: TensorDict, b: TensorDict) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import traced_for
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.typing import Op, OpName
 from tdc.ops.layers.positionwise import last_is_static, positionwise
@@ -81,12 +81,12 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
     return dim
 
 
+@traced_for(F.rms_norm)
 def rms_norm_traced(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ragged | Tensor:
     """`F.rms_norm` in graphs: Dynamo of torch 2.11 breaks in torch's own without a weight."""
     return torch.rms_norm(input, normalized_shape, weight, eps)
 
 
-trace_as(F.rms_norm, rms_norm_traced)
 positionwise(F.layer_norm, "norm", check_normalized, fill=ascending)
 positionwise(F.rms_norm, "norm", check_normalized, fill=ascending, aliases=(torch.rms_norm,))
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.container import Container
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import traced_for
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
 from tdc.core.torch_functions import CALLED_BY
@@ -56,6 +56,7 @@ def by_operator(a: Any, b: Any) -> Ragged | Tensor:
     return matmul(a, b)
 
 
+@traced_for(by_operator)
 def by_operator_traced(a: Any, b: Any) -> Ragged | Tensor:
     """`by_operator` in a graph. Dynamo also calls it for `x @ tensor`, operands swapped (torch 2.11-2.13): the order
     that fits is taken."""
@@ -276,7 +277,6 @@ for _op in [op for op in CALLED_BY if op is not F.grouped_mm]:
         _op, ["nested", "masked"], "values whose scales are in blocks of a layout of the device", family="matmul",
         hint="call it on x.values and wrap the result with x.with_values", aliases=[CALLED_BY[_op]],
     )  # fmt: skip
-trace_as(by_operator, by_operator_traced)
 for _kind in ("nested", "masked"):
     IMPLS[f"{_kind}_matmul_operator"] = by_operator
     for _called in (TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul):

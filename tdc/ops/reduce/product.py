@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import in_direction, trace_as, trace_with_grad, under_transform
+from tdc.core.dynamo import in_direction, trace_with_grad, traced_for, under_transform
 from tdc.core.errors import message
 from tdc.core.operators import only_results, refused_derivative
 from tdc.ops.rectangle import rectangle
@@ -50,6 +50,7 @@ def cumprod(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
     return torch.cumprod(values, dim, dtype=dtype)
 
 
+@traced_for(cumprod)
 def cumprod_traced(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """`cumprod` in graphs, since torch's derivative is a loop over the number of elements of the first call."""
     values = values if dtype is None else values.to(dtype)
@@ -110,7 +111,6 @@ SECOND = message(
     "cumprod", "one derivative of a compiled function", "a second one", hint="torch.func.hessian inside, or no compile"
 )
 trace_with_grad(last_gradient)
-trace_as(cumprod, cumprod_traced)
 
 
 def derivable(values: Tensor, times: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.container import dims_of, shape_of
-from tdc.core.dynamo import larger, smaller, trace_as
+from tdc.core.dynamo import larger, smaller, traced_for
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
@@ -111,6 +111,7 @@ def between(given: Any, ragged: bool) -> Any:
     return list(given.unbind()) if ragged and given.ndim == 1 else given.tolist()
 
 
+@traced_for(between)
 def between_traced(given: Any, ragged: bool) -> Any:
     """`between` in a graph; a ShapeError where sizes of static dims would depend on data."""
     if not isinstance(given, Tensor):
@@ -119,9 +120,6 @@ def between_traced(given: Any, ragged: bool) -> Any:
         hint = "x.tensor_split([1, 3], dim)"
         raise ShapeError(message("tensor_split", "positions in a list, in a graph", describe(given), hint=hint))
     return list(given.unbind())
-
-
-trace_as(between, between_traced)
 
 
 def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> tuple[Any, ...]:
