@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 
 from tdc.compile._torch.autograd import is_recordable, recording
 from tdc.compile.gradients import Part, differentiable, gradient_of, in_form, is_whole, keys_in, traced
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import traced_for
 from tdc.core.errors import (
     CallError,
     DtypeError,
@@ -231,12 +231,12 @@ def in_words(op: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         raise (CallError if type(error) is RuntimeError else DtypeError)(text) from error
 
 
+@traced_for(in_words)
 def in_words_traced(op: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replace `in_words` in graphs, where Dynamo says it."""
     return run(*args, **kwargs)
 
 
-trace_as(in_words, in_words_traced)
 for _kind in DISPATCH:
     DISPATCH[_kind] |= {
         torch.autograd.grad: f"{_kind}_autograd_grad",

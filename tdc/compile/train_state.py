@@ -19,7 +19,7 @@ from torch import Tensor
 from tdc.compile._torch.writes import write_in_graph
 from tdc.compile.upstream import traced
 from tdc.core.dtensor import is_dtensor, local_of, with_local
-from tdc.core.dynamo import constant, has_address, mark_address, storage_id, trace_as
+from tdc.core.dynamo import constant, has_address, mark_address, storage_id, traced_for
 from tdc.core.errors import StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
@@ -123,6 +123,7 @@ def overwrite(olds: list[Any], news: list[Any], known: set[int] | None) -> None:
         copy_(old, new)
 
 
+@traced_for(overwrite)
 def overwrite_in_graph(olds: list[Any], news: list[Any], known: set[int] | None) -> None:
     """Write as `overwrite`, in a graph."""
     pairs = list(zip(olds, news, strict=True))
@@ -130,9 +131,6 @@ def overwrite_in_graph(olds: list[Any], news: list[Any], known: set[int] | None)
         copy_(old, new)
     tensors = [pair for pair in pairs if isinstance(pair[0], Tensor)]
     write_in_graph([old for old, _ in tensors], [new for _, new in tensors])
-
-
-trace_as(overwrite, overwrite_in_graph)
 
 
 def unshared(td: TensorDict, other: TensorDict) -> TensorDict:

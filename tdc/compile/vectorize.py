@@ -24,7 +24,7 @@ from tdc.compile.any_size import AnySize
 from tdc.compile.carries import is_container, put_back, tensors_in
 from tdc.core import pytree
 from tdc.core.arguments import expect_at_least, expect_function, normal_dim
-from tdc.core.dynamo import is_batched, trace_as
+from tdc.core.dynamo import is_batched, trace_as, traced_for
 from tdc.core.errors import (
     CallError,
     DtypeError,
@@ -292,12 +292,10 @@ def in_words(run: Callable[..., Any], args: list[Any]) -> Any:
         raise
 
 
+@traced_for(in_words)
 def in_words_traced(run: Callable[..., Any], args: list[Any]) -> Any:
     """Replace `in_words` in graphs, where Dynamo says it."""
     return run(*args)
-
-
-trace_as(in_words, in_words_traced)
 
 
 def results_at(out: Any, out_dims: Any) -> Any:

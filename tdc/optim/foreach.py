@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager, trace_as, under_transform
+from tdc.core.dynamo import eager, traced_for, under_transform
 from tdc.core.torch_functions import list_kernel
 from tdc.ops.tensordict.leafwise import at_once
 
@@ -34,14 +34,12 @@ def one_kernel(*columns: Any) -> bool:
     return at_once(tensors) and not any([isinstance(by, Tensor) and (by.ndim or by.requires_grad) for by in columns])
 
 
+@traced_for(one_kernel)
 def one_kernel_traced(*columns: Any) -> bool:
     """Traced in place of `one_kernel`: a graph has tensors only."""
     if under_transform():
         return False
     return not any([isinstance(by, Tensor) and by.ndim for by in columns])
-
-
-trace_as(one_kernel, one_kernel_traced)
 
 
 def each(by: Scalar, xs: Column) -> list[Any]:

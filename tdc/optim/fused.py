@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdc.compile._torch.tracing import asked, in_body
-from tdc.core.dynamo import eager, exporting, trace_as, under_transform
+from tdc.core.dynamo import eager, exporting, traced_for, under_transform
 from tdc.core.operators import learning, only_results
 from tdc.kernels.optimizers import Fused, has_kernels
 from tdc.optim.foreach import Column, Scalar
@@ -47,8 +47,8 @@ def can_fuse(columns: list[Column], rate: Scalar, step: Tensor, *settings: Any) 
     return {x.device for x in leaves} == {step.device} and only_results(*leaves, rate)
 
 
+@traced_for(can_fuse)
 def can_fuse_traced(columns: list[Column], rate: Scalar, step: Tensor, *settings: Any) -> bool:
-    """Traced in place of `can_fuse`."""
     ps = columns[0]
     if len(ps) < FEW or exporting() or under_transform() or in_body() or not is_uniform(ps, rate, step, settings):
         return False
@@ -58,9 +58,6 @@ def can_fuse_traced(columns: list[Column], rate: Scalar, step: Tensor, *settings
     for column in columns:
         leaves += column
     return asked(on_one_device, leaves)
-
-
-trace_as(can_fuse, can_fuse_traced)
 
 
 def on_one_device(tensors: list[Tensor]) -> bool:

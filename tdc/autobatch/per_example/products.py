@@ -21,7 +21,7 @@ from torch import Tensor
 from tdc.autobatch.per_example.operands import together
 from tdc.autobatch.per_example.table import is_own, of_rank, only_shared, put, rank, refuse, with_batch
 from tdc.autobatch.values import Lane, lane_of
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import traced_for
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import name_of
 from tdc.core.typing import Op
@@ -48,6 +48,7 @@ def by_operator(a: Any, b: Any) -> Any:
     return matmul(a, b)
 
 
+@traced_for(by_operator)
 def by_operator_traced(a: Any, b: Any) -> Any:
     """Multiply in a graph. Dynamo may swap a tensor and an object (torch 2.13): they must fit in one order only."""
     if not meets(b, a):
@@ -63,9 +64,6 @@ def meets(a: Any, b: Any) -> bool:
     for x, d in ((a, rank(a) - 1), (b, max(rank(b) - 2, 0))):
         sizes.append(x.data.shape[d + 1] if type(x) is Lane else x.shape[d + isinstance(x, NestedTensor)])
     return bool(sizes[0] == sizes[1])
-
-
-trace_as(by_operator, by_operator_traced)
 
 
 def as_matrix(x: Any, vector: bool, at: int) -> Any:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as, under_transform
+from tdc.core.dynamo import traced_for, under_transform
 from tdc.core.private import find, find_or, nothing, optional
 
 FEATURE = "functional collectives"
@@ -139,6 +139,7 @@ def exchanged(x: Tensor, send: Sequence[int], get: Sequence[int], group: Any) ->
     return Exchanged.apply(x, [*send], [*get], group.group_name)
 
 
+@traced_for(exchanged)
 def exchanged_traced(x: Tensor, send: Sequence[int], get: Sequence[int], group: Any) -> Tensor:
     """Replace `exchanged` in graphs: Dynamo loses sizes that depend on data among what functions save (2.11-2.15)."""
     if under_transform():
@@ -146,9 +147,6 @@ def exchanged_traced(x: Tensor, send: Sequence[int], get: Sequence[int], group: 
     given = torch.view_as_real(x) if x.is_complex() else x
     out = Waited.apply(recorded.all_to_all_single(given.contiguous(), [*get], [*send], group.group_name))
     return torch.view_as_complex(out) if x.is_complex() else out
-
-
-trace_as(exchanged, exchanged_traced)
 
 
 @optional("errors told to other ranks", lost="the error of a rank that failed, on other ranks", instead=nothing)
