@@ -360,7 +360,7 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
     """Reduce the packed axis, each example for itself: values (N, *D) -> (B, *D); the identity for an empty example.
 
     Args:
-        reduce: "sum" (half precision in float32, as in torch), "prod", "amax" or "amin".
+        reduce: "sum" (half precision in float32, as in torch), "amax" or "amin".
     """
     ids = row_ids(s, values.shape[0])
     shape = (s.batch_size, *values.shape[1:])
@@ -368,7 +368,7 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
         return rounded_once(lambda v: v.new_zeros(shape).index_add(0, ids, v), values)
     index = column(ids, values).expand_as(values)
     rows = values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
-    return rows if reduce == "prod" else own_share(rows, identity, lambda: (column(lengths_of(s), rows), 1))
+    return own_share(rows, identity, lambda: (column(lengths_of(s), rows), 1))
 
 
 def column(t: Tensor, like: Tensor) -> Tensor:

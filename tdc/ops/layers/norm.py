@@ -19,9 +19,10 @@ from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import traced_for
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.typing import Op, OpName
+from tdc.layout.segments import reduce_rows, spread
+from tdc.layout.structure import Structure
 from tdc.ops.layers.positionwise import last_is_static, positionwise
 from tdc.ops.rectangle import repacked
-from tdc.ops.reduce import segments
 from tdc.ops.tensordict.batch import along
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_result
@@ -54,13 +55,22 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
     if isinstance(x, NestedTensor) and x._structure.ragged_ndim == 1:
         s = x._structure
         log = op is torch.log_softmax
-        out = rounded_once(lambda v: segments.softmax(v, s, log), x.values.movedim(s.packed_dim, 0), dtype)
+        out = rounded_once(lambda v: softmax_rows(v, s, log), x.values.movedim(s.packed_dim, 0), dtype)
         return x.with_values(out.movedim(0, s.packed_dim))
     padded = x.to_padded() if isinstance(x, NestedTensor) else x
     padded = padded if dtype is None else padded.to(dtype)
     some = (padded.lengths > 0).all(1).view([-1 if i == x._batch_dim else 1 for i in range(x.ndim)])
     filled = padded.filled(-math.inf).masked_fill(~some, 0)
     return repacked(rounded_once(lambda v: op(v, d), filled), x)
+
+
+def softmax_rows(x: Tensor, s: Structure, log: bool) -> Tensor:
+    """Softmax or log-softmax of each example of a packed batch, (N, *D) -> (N, *D)."""
+    total = x.shape[0]
+    shifted = x - spread(reduce_rows(x.detach(), s, "amax", -math.inf), s, total)
+    sums = reduce_rows(shifted.exp(), s, "sum", 0)
+    below = spread(sums.log() if log else sums, s, total)
+    return shifted - below if log else shifted.exp() / below
 
 
 def dtype_of(args: tuple[Any, ...], dtype: Any) -> torch.dtype | None:

@@ -24,7 +24,6 @@ from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
 from tdc.layout.segments import begins, column, lengths_of, local_positions, reduce_rows, row_ids
 from tdc.layout.structure import Structure
-from tdc.ops.reduce import segments as plain
 from tdc.ops.reduce.partial_ragged import by_lines, over_lines
 from tdc.ops.reduce.reduction import settle
 from tdc.ragged.masked import MaskedBatch
@@ -138,9 +137,17 @@ def order_of(segments: Segments, descending: bool = False) -> tuple[Tensor, Any]
     The sort is stable; NaN is largest.
     """
     values, s = segments.values.detach(), segments.structure
-    if s is None:
-        return plain.order_by_owner(values, segments.owner, descending), 0
-    return plain.order(values, s, descending), segments.column(begins(s, values.shape[0]))
+    begin = 0 if s is None else segments.column(begins(s, values.shape[0]))
+    return order_by_owner(values, segments.owner, descending), begin
+
+
+def order_by_owner(x: Tensor, owner: Tensor, descending: bool) -> Tensor:
+    """Index into dim 0 that sorts elements by owner, and by value among those of one owner.
+
+    Two stable sorts are exact for NaN, infinities and equal elements, and need no value for padding.
+    """
+    by_value = x.argsort(dim=0, descending=descending, stable=True)
+    return by_value.gather(0, owner.gather(0, by_value).argsort(dim=0, stable=True))
 
 
 def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:

@@ -23,7 +23,7 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedE
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.typing import Op
 from tdc.layout.segments import column, local_positions, reduce_rows, row_ids, structure_of_sizes, total_of
-from tdc.ops.reduce import segments as plain
+from tdc.ops.reduce.along_dim import order_by_owner
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged, fitted
@@ -76,8 +76,9 @@ def distinct_packed(x: NestedTensor, ordered: bool) -> tuple[NestedTensor, Neste
     s, p = x.structure, x.structure.packed_dim
     rows = x.values.movedim(p, 0)
     total, keys = rows.shape[0], keys_of(rows.detach()) if ordered else rows
-    order = plain.order(keys, s, False) if ordered else torch.arange(total, device=rows.device)
-    keys, owner, at = keys[order], row_ids(s, total), torch.arange(total, device=rows.device)
+    owner, at = row_ids(s, total), torch.arange(total, device=rows.device)
+    order = order_by_owner(keys, owner, False) if ordered else at
+    keys = keys[order]
     first = (local_positions(s, total) == 0) | differs(keys, keys[(at - 1).clamp(min=0)])
     t = structure_of_sizes(reduce_rows(first.to(torch.int64), s, "sum", 0)[:, None])
     found, group = order[first.nonzero().squeeze(1)], first.cumsum(0) - 1
@@ -94,7 +95,7 @@ def distinct_padded(x: MaskedBatch, ordered: bool) -> tuple[MaskedBatch, MaskedB
     at = torch.arange(shape[0], device=rows.device)[:, None]
     real, flat = at < lengths, rows.flatten(0, 1)
     keys = keys_of(flat.detach()).unflatten(0, shape) if ordered else rows
-    order = plain.order_by_owner(keys, (~real).to(torch.uint8), False) if ordered else at.expand(shape)
+    order = order_by_owner(keys, (~real).to(torch.uint8), False) if ordered else at.expand(shape)
     keys = keys.gather(0, order) if ordered else keys
     former = keys[(at[:, 0] - 1).clamp(min=0)]
     first = real & ((at == 0) | differs(keys.flatten(0, 1), former.flatten(0, 1)).unflatten(0, shape))

@@ -20,29 +20,37 @@ from torch import Tensor
 from tdc.core.container import Container
 from tdc.core.rules import define
 from tdc.core.typing import Op
+from tdc.layout.segments import reduce_rows, spread
 from tdc.ops.reduce.along_dim import Segments, at, named_result, not_empty, reduce_along, segments_of
 from tdc.ops.reduce.partial_ragged import by_lines, over_lines
 from tdc.ops.reduce.reduction import finite
-from tdc.ops.reduce.segments import extreme, is_extreme
 from tdc.ops.tensordict.batch import Along, along, along_dims, along_tensordict
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, Results
 
 REDUCE = {-math.inf: torch.amax, math.inf: torch.amin}  # by the value that changes nothing
 PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}
+NONE = torch.iinfo(torch.int64).max
 IDENTITY: dict[Op, float] = {torch.max: -math.inf, torch.min: math.inf, torch.argmax: -math.inf, torch.argmin: math.inf}
 
 
 def extreme_position(segments: Segments, identity: float) -> Tensor:
-    """The first position of the extreme of each segment, (K, *D); -1 where there are no elements."""
+    """The first position of the extreme of each segment, (K, *D); -1 where there are no elements. NaN is either."""
     values, s = segments.values.detach(), segments.structure
+    reduce, none = REDUCE[identity], finite(identity, values.dtype)
     if s is not None:
-        return extreme(values, s, identity < 0)
+        found = spread(reduce_rows(values, s, "amax" if identity < 0 else "amin", none), s, values.shape[0])
+        position = reduce_rows(torch.where(is_extreme(values, found), segments.positions, NONE), s, "amin", NONE)
+        return position.masked_fill(position == NONE, -1)
     assert segments.real is not None
     values, real = not_empty(values), not_empty(segments.real)  # torch reduces no empty dim
-    reduce, none = REDUCE[identity], finite(identity, values.dtype)
     hit = real & is_extreme(values, reduce(values.masked_fill(~real, none), 0, True))
     return hit.to(torch.int32).argmax(0, True).masked_fill(~real.any(0, True), -1)
+
+
+def is_extreme(x: Tensor, extreme: Tensor) -> Tensor:
+    """True where a value is the extreme, or NaN."""
+    return (x == extreme) | (x != x)
 
 
 def arg_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor:

@@ -22,7 +22,6 @@ from tdc.core.arguments import expect_number
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
-from tdc.ops.reduce import segments as plain
 from tdc.ops.reduce.along_dim import (
     along_static,
     expect_elements,
@@ -87,10 +86,12 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
         none = x.sum(dim, keepdim=True).narrow(dim, 0, 0)
         return named_result(torch.topk, none.to(x.dtype), none.to(torch.int64))
     segments = segments_of(torch.topk, x, dim)
-    values, s = segments.values, segments.structure
-    start = segments.starts if s is None else segments.starts.unsqueeze(1)
-    positions = plain.top(order_of(segments, largest)[0], start, k)
-    values = values.gather(0, (positions + start).flatten(0, 1)).view(positions.shape)
+    order, start = order_of(segments, largest)[0], segments.starts
+    start = start if segments.structure is None else start.unsqueeze(1)
+    ranks = start + torch.arange(k, device=order.device).view(1, k, *[1] * (order.ndim - 1))
+    shape = ranks.shape[0], k, *order.shape[1:]
+    chosen = order.gather(0, ranks.expand(shape).flatten(0, 1))
+    values, positions = segments.values.gather(0, chosen).view(shape), chosen.view(shape) - start
     if segments.real is not None:  # no gradient passes to an empty line, one of padding
         values = values.masked_fill((segments.lengths < k).unsqueeze(1), 0)
     found = [segments.back(each.movedim(1, -1), True) for each in (values, positions)]  # (..., 1, ..., k)
