@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from types import EllipsisType, NoneType
 from typing import Any
 
 import torch
@@ -206,6 +207,17 @@ def as_device_traced(op: OpName, device: Any) -> torch.device | None:
     if isinstance(device, str) and not names_device(device):
         raise DtypeError(message(op, "a device", f"{device!r}", hint="'cpu', 'cuda' or 'cuda:0'"))
     return None if device is None else torch.device(device)
+
+
+# Entries of an index: in a graph `is` makes constants of the numbers in a slice (Dynamo, torch 2.11-2.15).
+GAP = EllipsisType  # the class of `...`
+NEW_DIM = NoneType  # the class of `None`
+
+
+def entries_of(index: Any) -> tuple[Any, ...]:
+    """The entries of an index, of which a tuple has several."""
+    entries: Any = index
+    return entries if isinstance(index, tuple) else (entries,)
 
 
 def positions_of(op: OpName, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -4,6 +4,15 @@ A rule is one row: a torch function, the kind of container it is for, and a plai
 happens to the fields. `torch.relu(x)`, `x.relu()` and `relu` inside a stock `nn.Module` all run the same row; the
 containers look it up in `core/container.py`.
 
+An operation that takes dims writes its arguments once, by torch's names in torch's order:
+
+    "input dim**=None keepdim dtype"     ** one dim or several; without one all elements
+    "input k dim*=-1 largest sorted"     * one dim; without one the last
+    "input dim* index+ src+"             a dim that must be given; + operands with the dims of the first
+
+A TensorDict counts these dims among its batch dims, a batch of two levels among those of an inner example, and
+`tdc.batch` among those of one example.
+
 Rows are data. From them come dispatch, the methods of the containers, the conformance matrix in `tests/`, and the
 support table in the docs. A pair that cannot be served is a row as well: `unsupported(...)` says why and what to do.
 
@@ -22,11 +31,57 @@ from typing import Any, NoReturn
 
 import torch
 
-from tdc.core.dims import Dims, read_dims
 from tdc.core.dtypes import floating, in_float32
 from tdc.core.errors import UnsupportedError, message, op_name
 from tdc.core.torch_functions import own_name
 from tdc.core.typing import Op
+
+NEEDED: Any = object()  # the default of a dim that must be given
+MARKS = "*+"
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """The arguments of an operation, and which of them are dims.
+
+    Attributes:
+        names: all arguments; the first is the batch.
+        defaults: each dim with its default: a number, None for all elements, or NEEDED.
+        operands: the arguments that have the dims of the batch.
+        several: True if torch takes a tuple of dims.
+    """
+
+    names: tuple[str, ...]
+    defaults: tuple[tuple[str, Any], ...]
+    operands: tuple[str, ...]
+    several: bool
+
+    @property
+    def default(self) -> Any:
+        """The default of the first dim."""
+        return self.defaults[0][1]
+
+    @property
+    def position(self) -> int:
+        """Position of the first dim behind the batch."""
+        return self.names.index(self.defaults[0][0]) - 1
+
+
+def read_dims(text: str) -> Dims:
+    """The arguments that a row is written as."""
+    names: list[str] = []
+    operands: list[str] = []
+    defaults: list[tuple[str, Any]] = []
+    for word in text.split():
+        marked, _, default = word.partition("=")
+        names.append(marked.rstrip(MARKS))
+        if "*" in marked:
+            value = NEEDED if not default else None if default == "None" else int(default)
+            defaults.append((names[-1], value))
+        elif "+" in marked:
+            operands.append(names[-1])
+    return Dims(tuple(names), tuple(defaults), tuple(operands), "**" in text)
+
 
 KINDS = ("tensordict", "nested", "masked")
 MODES = ("eager", "compile", "vmap", "grad", "export")
@@ -123,7 +178,7 @@ def define(
 
     Args:
         ragged: the implementation for NestedTensor and MaskedBatch alike.
-        dims: the arguments as `core/dims.py` writes them, of an operation that takes dims.
+        dims: the arguments as above, of an operation that takes dims.
         facts: further fields of `Rule`.
     """
     takes = read_dims(dims) if dims else None

@@ -27,14 +27,14 @@ from torch import Tensor
 from tdc.core.arguments import int_tuple, normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dims import NEEDED, Dims
 from tdc.core.dynamo import known
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.core.rules import DISPATCH, IMPLS, ROWS, RULES, TENSOR_OPERATORS, Rule, add_rule
+from tdc.core.rules import DISPATCH, IMPLS, NEEDED, ROWS, RULES, TENSOR_OPERATORS, Dims, Rule, add_rule
 from tdc.core.signatures import run_named
 from tdc.core.typing import Op
 from tdc.layout.segments import row_ids
 from tdc.layout.structure import Structure, require_same
+from tdc.ops.reduce.extremes import PAIRED
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import map_results
@@ -45,7 +45,6 @@ REDUCED = (  # along a dim
     "reduction", "moments", "extremes", "order_statistics", "scan", "sort", "vector_norm", "counts",
 )  # fmt: skip
 PRODUCTS = (torch.matmul, TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul)
-PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}  # of two batches
 PICKING = (torch.index_select, torch.narrow, torch.select, torch.split, torch.split_with_sizes, torch.chunk)
 LEFT_OUT = (  # sizes or lengths of their own, results with a dim in front of the batch
     "new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "new_tensor", "ctc_loss", "quantile",

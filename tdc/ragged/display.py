@@ -7,11 +7,15 @@
 
 Of more than six rows, positions or features three of either end are shown. Numbers look as `torch.set_printoptions`
 says. Where tensors have no numbers to read (in a graph, under a transform, on the meta device) only sizes are shown.
+
+In a notebook bars of inline SVG below the text show how much of a padded batch would be real.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any
 
 import torch
@@ -106,3 +110,34 @@ def listed(sizes: Tensor) -> str:
     """Lengths as a list, those in the middle of many left out."""
     picked = [f"{n}" for n in on_host(sizes[shown(sizes.shape[0])])]
     return f"[{', '.join(gap(picked, sizes.shape[0], '...'))}]"
+
+
+MOST, WIDTH, LINE = 64, 320, 6  # examples that are drawn, pixels of the longest bar, pixels of each example
+BAR = '<rect y="{y}" width="{width}" height="{height}" fill="currentColor" fill-opacity="{opacity}"/>'
+
+
+def html(x: Any, sizes: Tensor | None) -> str:
+    """The text of a batch, and the picture of its ragged sizes, (B, R), if there are numbers to read."""
+    page = f"<pre>{escape(repr(x))}</pre>"
+    return page if sizes is None else page + picture(on_host(sizes))
+
+
+def picture(sizes: list[list[int]]) -> str:
+    """Bars of the positions of each example beside those of the longest.
+
+    Args:
+        sizes: ragged sizes of each example, (B, R). Of more than 64 examples 64 are drawn, at equal distances.
+    """
+    if not sizes:
+        return ""
+    counts = [math.prod(row) for row in sizes]
+    total, padded = sum(counts), len(sizes) * math.prod([max(column) for column in zip(*sizes, strict=True)])
+    if not total:
+        return ""
+    drawn = [counts[i * len(counts) // min(len(counts), MOST)] for i in range(min(len(counts), MOST))]
+    scale, bars = WIDTH * len(sizes) / padded, [BAR.format(y=0, width=WIDTH, height=LINE * len(drawn), opacity=0.12)]
+    for i, count in enumerate(drawn):
+        bars.append(BAR.format(y=LINE * i, width=round(count * scale, 1), height=LINE - 1, opacity=0.7))
+    said = f"{len(sizes)} examples, {total:,} positions: {total / padded:.0%} of a padded batch"
+    svg = f'<svg role="img" aria-label="{said}" width="{WIDTH}" height="{LINE * len(drawn)}">{"".join(bars)}</svg>'
+    return f"<figure>{svg}<figcaption>{said}</figcaption></figure>"

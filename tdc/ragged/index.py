@@ -25,9 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect, expect_number, shown
+from tdc.core.arguments import GAP, NEW_DIM, entries_of, expect, expect_number, shown
 from tdc.core.dynamo import ints_of, mark_dynamic, traced_for
-from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc.layout.segments import (
     count_rows,

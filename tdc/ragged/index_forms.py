@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import GAP, NEW_DIM, entries_of
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import hold, known, traced_for
-from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import IndexingError, describe, describe_index, message, show_size, show_sizes
 
 X = TypeVar("X")

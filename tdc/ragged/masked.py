@@ -34,8 +34,7 @@ from tdc.core.typing import Dims, OpName
 from tdc.layout.padding import valid_mask
 from tdc.layout.segments import on_host
 from tdc.layout.structure import other_size
-from tdc.ragged.display import shown, text
-from tdc.ragged.picture import html
+from tdc.ragged.display import html, shown, text
 from tdc.ragged.unflattened import expect_lengths
 
 if TYPE_CHECKING:

@@ -43,8 +43,7 @@ from tdc.layout.segments import (
     sizes_on_host,
 )
 from tdc.layout.structure import Structure, check_ends, check_offsets, check_sizes, extent_of, other_size, remember
-from tdc.ragged.display import shown, text
-from tdc.ragged.picture import html
+from tdc.ragged.display import html, shown, text
 from tdc.ragged.unflattened import expect_offsets, expect_sizes
 
 if TYPE_CHECKING:

@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, final, overload
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_number, normal_dim
+from tdc.core.arguments import entries_of, expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import has_numbers, known, traced_for
-from tdc.core.entries import entries_of
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
 from tdc.core.pytree import register
 from tdc.core.ragged_size import RaggedSize

@@ -23,9 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import as_data
+from tdc.core.arguments import GAP, NEW_DIM, as_data, entries_of
 from tdc.core.dynamo import known
-from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import (
     DtypeError,
     IndexingError,

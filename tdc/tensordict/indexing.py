@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import GAP, NEW_DIM, entries_of
 from tdc.core.container import Container
 from tdc.core.dtensor import is_dtensor, part_at
 from tdc.core.dynamo import is_on_host, known, traced_for
-from tdc.core.entries import GAP, NEW_DIM, entries_of
 from tdc.core.errors import (
     IndexingError,
     TdcError,

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import tdc
-from tdc.core.dims import NEEDED
-from tdc.core.rules import DISPATCH, IMPLS, RULES
+from tdc.core.rules import DISPATCH, IMPLS, NEEDED, RULES
 from tdc.core.signatures import Form, forms_of, renamed, typed_forms
 
 SPARED = {  # by the name of the function: what a rule leaves out, and why

@@ -1,6 +1,6 @@
 """Rows of operations whose arguments name dims: the same dims, counted from the batch on.
 
-Most are derived from what the rule says of its arguments, see `core/dims.py`. Other operands meet the first from the
+Most are derived from what the rule says of its arguments, see `core/rules.py`. Other operands meet the first from the
 last dim; positions along a dim count within each example, as in `tdc.ops`.
 """
 
@@ -30,8 +30,7 @@ from tdc.autobatch.per_example.table import (
     rank,
     refuse,
 )
-from tdc.core.dims import Dims
-from tdc.core.rules import RULES, name_of
+from tdc.core.rules import RULES, Dims, name_of
 from tdc.core.torch_functions import is_handed_on
 from tdc.core.typing import Op
 from tdc.ops.tensordict.batch import on_leaves

@@ -46,7 +46,7 @@ def reduction(
     Args:
         rule: `(x, dims, keepdim, **kwargs) -> Tensor` of a ragged batch, dims with ragged ones or the batch among them.
         dense: what runs on tensors, `(values, dim=dims, keepdim=..., **kwargs)`, where it is not `op`.
-        dims: the arguments of `op`, see `core/dims.py`.
+        dims: the arguments of `op`, see `core/rules.py`.
         identity: what changes nothing; infinities become the extreme of an integer dtype.
     """
     ragged, whole = partial(reduce_ragged, op, rule, dense or op), op in (torch.any, torch.all)

@@ -1,7 +1,7 @@
 """Operations on the batch dims of a TensorDict.
 
     lift(td, fn)                        `fn` of every leaf; the batch size is read off a result
-    along(torch.sort, "input dim*=-1")  a row for an operation that takes dims, by its arguments, see `core/dims.py`
+    along(torch.sort, "input dim*=-1")  a row for an operation that takes dims, by its arguments, see `core/rules.py`
 
 Batch dims are the first dims of every leaf, so the torch operation runs on each leaf with dims counted from the front.
 An operation that gives several tensors gives several TensorDicts, in the named tuple that torch returns.
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, normal_dim
 from tdc.core.container import dims_of
-from tdc.core.dims import NEEDED, read_dims
 from tdc.core.errors import (
     DtypeError,
     IndexingError,
@@ -34,7 +33,7 @@ from tdc.core.errors import (
     show_sizes,
 )
 from tdc.core.keys import show
-from tdc.core.rules import define, name_of
+from tdc.core.rules import NEEDED, define, name_of, read_dims
 from tdc.core.typing import Op
 from tdc.ragged.storage import map_results
 from tdc.tensordict.indexing import reshared

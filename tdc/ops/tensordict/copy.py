@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc.core.entries import NEW_DIM
+from tdc.core.arguments import NEW_DIM
 from tdc.core.errors import (
     CallError,
     DtypeError,
