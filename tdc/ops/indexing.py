@@ -38,7 +38,17 @@ from tdc.ops.positions import (
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, in_rectangle
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged, Results, axis_of, data_of, fitted, ragged_sizes, sizes_along, with_data
+from tdc.ragged.storage import (
+    Ragged,
+    Results,
+    axis_of,
+    data_of,
+    fitted,
+    is_ragged,
+    ragged_sizes,
+    sizes_along,
+    with_data,
+)
 
 # -- an index with an entry for each element
 
@@ -227,7 +237,7 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
         if r >= len(where):
             return filled(x, tuple(where), values, accumulate)
         where = [*where[1:r], x.offsets[:-1][where[0]] + where[r], *where[r + 1 :]]
-    if isinstance(values, (NestedTensor, MaskedBatch)):
+    if is_ragged(values):
         hint = "x.index_put((mask,), values) takes a ragged batch, x.index_copy(0, rows, source) whole examples"
         raise StructureError(message("index_put", "dense values", describe(values), hint=hint))
     values = values.to(x.dtype) if isinstance(values, Tensor) else on_device(values, x)
@@ -268,7 +278,7 @@ def take_ragged(x: Any, index: Any) -> Ragged | Tensor:
             hint = "torch.gather, or x.flatten() for a table that all examples share"
             raise ShapeError(message(op, "a batch, or a vector for all examples", describe(x), hint=hint))
         return from_pool(op, x, index, data_of(index), 0, x.numel())
-    if not isinstance(index, (NestedTensor, MaskedBatch)):
+    if not is_ragged(index):
         return at_flat(op, x, index, index.expand(*x.batch_size, *index.shape))
     if type(index) is not type(x):
         raise mixed(op, x, index)
@@ -281,7 +291,7 @@ def take_ragged(x: Any, index: Any) -> Ragged | Tensor:
 def at_flat(op: Op, x: Any, index: Any, at: Tensor) -> Ragged | Tensor:
     """Elements of flattened examples, at the positions of a ragged index or of a dense one (B, *K)."""
     pool, begin, end = flat_bounds(flat_examples(op, x))
-    like = index if isinstance(index, (NestedTensor, MaskedBatch)) else at
+    like = index if is_ragged(index) else at
     return from_pool(op, pool, index, at, each_entry(like, begin), each_entry(like, end))
 
 
@@ -295,13 +305,13 @@ def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any
     else:
         inside(there, op)
     found = pool.index_select(0, where.flatten()).view(where.shape)
-    return with_data(index, found) if isinstance(index, (NestedTensor, MaskedBatch)) else found
+    return with_data(index, found) if is_ragged(index) else found
 
 
 def take_flat(x: Any, indices: Any) -> Ragged | Tensor:
     """`take_along_dim` without a dim: `take` with a flat result."""
     op = torch.take_along_dim
-    if isinstance(indices, (NestedTensor, MaskedBatch)):
+    if is_ragged(indices):
         return take_ragged(x, flat_examples(op, indices))
     if indices.ndim == 1:
         return take_ragged(x, indices)

@@ -34,7 +34,7 @@ from tdc.ragged.index_forms import FULL
 from tdc.ragged.index_ragged import cut_rows
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import Ragged, axis_of, fitted, ragged_sizes, sizes_along
+from tdc.ragged.storage import Ragged, axis_of, fitted, is_ragged, ragged_sizes, sizes_along
 
 
 def beside(op: Op, x: Any, like: Any) -> Any:
@@ -101,7 +101,7 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
     dim, dense."""
     check_index(op, index)
     d = dim_of(op, x, dim)
-    is_ragged, count = d in x.ragged_dims, x.batch_size[0]
+    along_ragged, count = d in x.ragged_dims, x.batch_size[0]
     if isinstance(index, Tensor) and index.ndim == x.ndim and index.shape[x._batch_dim] != count:
         hint = "an entry for each example"
         raise ShapeError(message(op, f"positions for {count} examples", describe(index), hint=hint))
@@ -110,16 +110,16 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
         if (like.ragged_dims, like._batch_dim, like.ndim) != (x.ragged_dims, x._batch_dim, x.ndim):
             hint = "an index with as many dims, the batch and the ragged dim in the same positions"
             raise StructureError(message(op, f"an index laid out as {describe(x)}", describe(index), hint=hint))
-        if not is_ragged:
+        if not along_ragged:
             index = like = fitted(op, x, index)
         elif like.batch_size[0] != count:
             got = f"{like.batch_size[0]}"
             raise StructureError(message(op, f"positions for {count} examples", got, hint="an entry for each example"))
         return find_packed(op, x, d, like) if isinstance(x, NestedTensor) else find_padded(op, x, d, like)
     dense = isinstance(index, Tensor) and index.ndim == x.ndim
-    if dense and not is_ragged and isinstance(x, MaskedBatch):
+    if dense and not along_ragged and isinstance(x, MaskedBatch):
         return find_padded(op, x, d, x.with_data(index))
-    if not dense or not is_ragged or len(x.ragged_dims) > 1:
+    if not dense or not along_ragged or len(x.ragged_dims) > 1:
         hint = "index[:, None].expand(x.shape), or x.with_values(index)"
         if isinstance(x, MaskedBatch):
             hint = "x.with_data(index)"
@@ -216,7 +216,7 @@ def batch_of(op: Op, x: Any, like: Any, dim: int) -> Any:
 
 def first_positions(op: Op, src: Any, index: Tensor) -> Any:
     """The elements of a ragged source that a dense index has partners for: dense. Anything else as it is."""
-    if isinstance(src, (NestedTensor, MaskedBatch)):
+    if is_ragged(src):
         if src.ndim != index.ndim:
             raise ShapeError(message(op, f"a source of {index.ndim} dims", describe(src), hint="x.unsqueeze(d)"))
         for r in reversed(src.ragged_dims):

@@ -36,7 +36,7 @@ from tdc.core.keys import is_key, show
 from tdc.core.typing import KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.mapping import existing_path
-from tdc.tensordict.nodes import Nodes, Static
+from tdc.tensordict.nodes import Nodes, Static, statics
 from tdc.tensordict.shared import Shared, like
 from tdc.tensordict.storage import is_tensordict, same_size
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -213,7 +213,7 @@ def check_tensordicts(op: OpName, tds: Sequence[Any]) -> None:
 
 def leaves_and_statics(td: TensorDict) -> dict[KeyPath, Any]:
     """Leaves and Static values by path."""
-    return {**td._leaves, **{p: n for p, n in td._nodes.items() if type(n) is Static}}
+    return td._leaves | statics(td._nodes)
 
 
 def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> TensorDict:

@@ -130,7 +130,7 @@ def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str | None =
     return f'<div class="tdc"><style>{STYLE}</style>{tree}</div>' if name is None else tree
 
 
-HEAD = ("key", "kind", "shape", "dtype", "device", "bytes")
+HEAD = ("key", *COLUMNS)
 
 
 class Row(NamedTuple):

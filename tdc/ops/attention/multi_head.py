@@ -29,7 +29,7 @@ from tdc.ops.attention.scaled_dot_product import alike, require_paired, varlen_a
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import fitted, ragged_sizes
+from tdc.ragged.storage import fitted, is_ragged, ragged_sizes
 
 NAME = "multi_head_attention_forward"
 
@@ -80,7 +80,7 @@ def refuse(parts: tuple[Any, ...], a: Given) -> None:
     cls = type(parts[0])
     if any([type(x) is not cls for x in parts]):
         got = ", ".join([describe(x) for x in parts])
-        cls = next(type(x) for x in parts if isinstance(x, (NestedTensor, MaskedBatch)))
+        cls = next(type(x) for x in parts if is_ragged(x))
         expected = f"query, key and value that are all {cls.__name__}, or dense ones of as many dims"
         raise StructureError(message(NAME, expected, got, hint="x.to_packed() and x.to_padded() convert"))
     wide = {f"operand {i}": describe(x) for i, x in enumerate(parts) if x.ndim != 3}

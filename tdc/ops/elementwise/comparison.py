@@ -18,8 +18,7 @@ from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.reduce.reduction import filled
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import data_of, fitted, ragged_sizes
+from tdc.ragged.storage import data_of, fitted, is_ragged, ragged_sizes
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import statics
 from tdc.tensordict.object_array import ObjectArray
@@ -37,7 +36,7 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
     if isinstance(a, TensorDict) and isinstance(b, TensorDict):
         same = same_keys(a, b) and statics(a._nodes) == statics(b._nodes)
         return same and all([agree(op, x, b._leaves[p], *args, **kwargs) for p, x in a._leaves.items()])
-    ragged = len([x for x in (a, b) if isinstance(x, (NestedTensor, MaskedBatch))])
+    ragged = len([x for x in (a, b) if is_ragged(x)])
     if ragged == 2:
         if type(a) is not type(b) or not laid_alike(op, a, b):
             return False

@@ -216,7 +216,7 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
     terms = [t if is_ragged(t.x) else without_ones(t, ragged + batch, exact) for t in terms]
     check_letters(op, terms, ragged, batch, exact)
     if len(terms) > 1:
-        terms = summed_alone(op, terms, out, ragged)
+        terms = summed_alone(op, terms, out)
         batches = [t for t in terms if is_ragged(t.x)]
     if not batches:
         return multiply(terms, out)
@@ -256,7 +256,7 @@ def summable(op: Op, terms: list[Term]) -> list[Term]:
     return [Term(t.dims, t.x.to(torch.int64)) for t in terms]
 
 
-def summed_alone(op: Op, terms: list[Term], out: str, ragged: str) -> list[Term]:
+def summed_alone(op: Op, terms: list[Term], out: str) -> list[Term]:
     """Operands without ragged letters that neither the other nor the result has: padding would meet values there."""
     done = []
     for i, t in enumerate(terms):

@@ -67,7 +67,7 @@ def by_lines(op: OpName, x: Any, dim: Any) -> bool:
     """
     if len(x.ragged_dims) == 1 or isinstance(dim, bool) or not isinstance(dim, (int, tuple, list)):
         return False
-    dims = [normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)]
+    dims = dims_of(op, x, dim)
     return x._batch_dim not in dims and 0 < len([d for d in x.ragged_dims if d in dims]) < len(x.ragged_dims)
 
 

@@ -48,7 +48,7 @@ from tdc.ops.tensordict.batch import PLAIN
 from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked, in_rectangle
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import Ragged, axis_of, data_of, fitted, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, fitted, is_ragged, with_data
 from tdc.tensordict.indexing import twin_of
 from tdc.tensordict.storage import Leaves, same_size, together
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -65,11 +65,11 @@ def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
 
 def first_batch(op: str, tensors: Sequence[Any]) -> Any:
     """The first ragged operand; a DtypeError for one batch in place of a list."""
-    if isinstance(tensors, (NestedTensor, MaskedBatch)):
+    if is_ragged(tensors):
         one = "x.values has the rows of one batch behind one another"
         hint = f"torch.{op}([x, y]); {one if isinstance(tensors, NestedTensor) else 'x.data is the rectangle'}"
         raise DtypeError(message(op, "a list of batches", describe(tensors), hint=hint))
-    return next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
+    return next(x for x in tensors if is_ragged(x))
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Ragged:
@@ -268,7 +268,7 @@ def join_group(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[li
     if isinstance(group[0], Tensor):
         return join(group, dim)
     xs = list(group)  # Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)
-    if not all([isinstance(x, (NestedTensor, MaskedBatch)) for x in xs]):
+    if not all([is_ragged(x) for x in xs]):
         return join(xs, dim)
     twin = twin_of(xs, known)
     if twin is None:

@@ -29,8 +29,7 @@ from tdc.ops.shape.flatten import filled, regrouped
 from tdc.ops.tensordict.batch import along, along_dims, along_tensordict, lift
 from tdc.ops.tensordict.leafwise import check_broadcast
 from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged
+from tdc.ragged.storage import Ragged, is_ragged
 from tdc.tensordict.indexing import Known, picked
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.tensordict import TensorDict, index
@@ -55,7 +54,7 @@ def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
 
 def with_front(method: str, v: Any, k: int, size: Sequence[int]) -> Any:
     """A leaf whose first k dims have other sizes. A ragged dim of a padded one may be 1 long, too."""
-    if len(size) == 1 and k > 1 and isinstance(v, (NestedTensor, MaskedBatch)):
+    if len(size) == 1 and k > 1 and is_ragged(v):
         return v.flatten(0, k - 1)
     if not isinstance(v, MaskedBatch) or v.ragged_dims[0] < k:
         return getattr(v, method)((*size, *v.shape[k:]))
@@ -108,7 +107,7 @@ def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
     first = tuple([0 if d in dims else slice(None) for d in range(dims_of(x))])  # the one row of a ragged leaf
 
     def squeezed(v: Any) -> Any:
-        return v[first] if isinstance(v, (NestedTensor, MaskedBatch)) and v._batch_dim in dims else v.squeeze(dims)
+        return v[first] if is_ragged(v) and v._batch_dim in dims else v.squeeze(dims)
 
     return lift(x, squeezed, size=[n for d, n in enumerate(x.batch_size) if d not in dims], op="squeeze")
 
