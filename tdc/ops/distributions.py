@@ -114,7 +114,7 @@ def filled_from(a: Any, like: MaskedBatch) -> Any:
         raise other_kind(like, a)
     if not isinstance(a, MaskedBatch):
         return a
-    k, a = a._batch_dim, fitted_batch(a, like)
+    k, a = a._batch_dim, a if a._batch_dim else fitted_masked("distribution", like, a)
     data, real = a.data.movedim((k, k + 1), (0, 1)), like.lengths[:, 0]
     row = (real > 0).to(torch.uint8).argmax(0)
     first = data[:, 0].index_select(0, row[None])[:, None] if data.shape[1] else data
@@ -123,11 +123,6 @@ def filled_from(a: Any, like: MaskedBatch) -> Any:
     ones = torch.ones_like(first)
     filler = torch.where((real > 0).any(), first.detach(), ones)
     return torch.where(inside, data, filler).movedim((0, 1), (k, k + 1))
-
-
-def fitted_batch(a: MaskedBatch, like: MaskedBatch) -> MaskedBatch:
-    """A padded batch in a rectangle as wide as another one of the same lengths."""
-    return fitted_masked("distribution", like, a) if a._batch_dim == 0 else a
 
 
 class RaggedDistribution(Distribution):

@@ -60,6 +60,12 @@ def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple
     return given, "none" if reduce is False else "sum" if size_average is False else "mean"
 
 
+def class_dim(x: Any) -> int | None:
+    """The dim of classes of logits: dim 1, or the one behind ragged dims from there on; None where it is not static."""
+    dim = x.ragged_dims[-1] + 1 if 1 in x.ragged_dims else 1
+    return None if dim >= x.ndim or dim == x._batch_dim else dim
+
+
 def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Ragged | Tensor:
     """Logits (B, -1, C) or (B, C, -1), targets (B, -1) of classes or probabilities like the logits.
 
@@ -74,8 +80,8 @@ def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> 
         hint = f"{wrong} = {right}.{'with_values' if kind == 'NestedTensor' else 'with_data'}({wrong})"
         hint += f", or tdc.nested_like({wrong}, {right}) of a padded one" if kind == "NestedTensor" else ""
         raise StructureError(message(op, f"logits and targets that are both {kind}", got, hint=hint))
-    dim = input.ragged_dims[-1] + 1 if 1 in input.ragged_dims else 1  # of classes
-    if dim >= input.ndim or dim == input._batch_dim:
+    dim = class_dim(input)
+    if dim is None:
         got, hint = f"ragged dims {input.ragged_dims} of {describe(input)}", "examples choose among the same classes"
         raise ShapeError(message(op, "a static dim of classes", got, hint=hint))
     axis = axis_of(op, input, dim)

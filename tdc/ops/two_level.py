@@ -28,7 +28,7 @@ from tdc.core.arguments import int_tuple, normal_dim, shown
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import known
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.rules import DISPATCH, IMPLS, NEEDED, ROWS, RULES, TENSOR_OPERATORS, Dims, Rule, add_rule
 from tdc.core.signatures import run_named
 from tdc.core.typing import Op
@@ -283,9 +283,8 @@ def squeeze(x: TwoLevelTensor, dim: Any = None) -> TwoLevelTensor:
 def expect_two_levels(op: str, tensors: Sequence[Any]) -> None:
     """Refuse operands of one level."""
     wrong = {f"operand {i}": describe(x) for i, x in enumerate(tensors) if not isinstance(x, TwoLevelTensor)}
-    if wrong:
-        expected = "operands that are all TwoLevelTensors"
-        raise StructureError(message(op, expected, f"{len(wrong)} others", wrong, "tdc.pack([nested]) makes one"))
+    expected, hint = "operands that are all TwoLevelTensors", "tdc.pack([nested]) makes one"
+    refuse_wrong(StructureError, op, expected, wrong, "others", hint)
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import as_own_device, expect, int_tuple
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.typing import Dims
 from tdc.layout.segments import sizes_on_host, structure_of_sizes
 from tdc.layout.structure import remember
@@ -79,9 +79,8 @@ def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> Nest
     """
     check_rows("from_numpy", arrays, ())
     wrong = {f"row {i}": describe(row) for i, row in enumerate(arrays) if not hasattr(row, "__array__")}
-    if wrong:
-        hint = "tdc.from_list(rows) for nested lists"
-        raise DtypeError(message("from_numpy", "numpy arrays", f"{len(wrong)} rows that are not", wrong, hint))
+    hint = "tdc.from_list(rows) for nested lists"
+    refuse_wrong(DtypeError, "from_numpy", "numpy arrays", wrong, "rows that are not", hint)
     device = as_own_device("from_numpy", device)
     return pack([row_of("from_numpy", row, i, None, device) for i, row in enumerate(arrays)], ragged_dim=ragged_dim)
 
@@ -95,9 +94,8 @@ def check_rows(op: str, rows: Any, kinds: tuple[type, ...]) -> None:
         hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
         raise StructureError(message(op, "at least one row", "none", hint=hint))
     wrong = {f"row {i}": describe(row) for i, row in enumerate(rows) if kinds and not isinstance(row, kinds)}
-    if wrong:
-        hint = "one list for each row; tdc.pack(tensors), tdc.from_numpy(arrays)"
-        raise DtypeError(message(op, "rows that are lists", f"{len(wrong)} that are not", wrong, hint))
+    hint = "one list for each row; tdc.pack(tensors), tdc.from_numpy(arrays)"
+    refuse_wrong(DtypeError, op, "rows that are lists", wrong, "that are not", hint)
 
 
 def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) -> Tensor:
@@ -173,9 +171,8 @@ def pack_nested(rows: list[Any], dims: tuple[int, ...]) -> TwoLevelTensor:
         hint = "tdc.pack(rows): the ragged dims are those of the rows"
         raise ShapeError(message("pack", "NestedTensors without ragged_dim=", f"{dims}", hint=hint))
     wrong = {f"row {i}": describe(x) for i, x in enumerate(rows) if not isinstance(x, NestedTensor)}
-    if wrong:
-        got, hint = f"{len(wrong)} that are not", "one NestedTensor for each row"
-        raise DtypeError(message("pack", "rows that are all NestedTensors", got, wrong, hint))
+    hint = "one NestedTensor for each row"
+    refuse_wrong(DtypeError, "pack", "rows that are all NestedTensors", wrong, "that are not", hint)
     first = rows[0]
     for x in rows:
         check_batch(x, "pack")

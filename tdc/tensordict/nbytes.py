@@ -50,14 +50,11 @@ def bytes_of(leaves: Iterable[Any]) -> int:
 
 @traced_for(bytes_of)
 def bytes_of_traced(leaves: Iterable[Any]) -> int:
-    """Traced in place of `bytes_of`: a graph knows no storages, so views of one buffer count one by one."""
+    """Traced in place of `bytes_of`: a graph knows no storages, so views of one buffer count one by one,
+    and an expanded dim as one element."""
     found = dict.fromkeys([t for leaf in leaves for t in tensors_of(leaf)])
-    return sum([dense_numel(x) * x.element_size() for x in found])
-
-
-def dense_numel(x: torch.Tensor) -> int:
-    """Number of elements in memory: an expanded dim has one."""
-    return math.prod([n for n, step in zip(x.shape, x.stride(), strict=True) if step != 0])
+    sizes = [[n for n, step in zip(x.shape, x.stride(), strict=True) if step != 0] for x in found]
+    return sum([math.prod(own) * x.element_size() for own, x in zip(sizes, found, strict=True)])
 
 
 def bytes_text(count: int) -> str:

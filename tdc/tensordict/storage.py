@@ -347,10 +347,9 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
         sizes = {p: x.shape[: k + extra] for p, x in own.items()}
         first = [*sizes.values(), None][0]
         wrong = {show(p): describe(own[p]) for p, z in sizes.items() if z != first or len(z) < k + extra}
-        if wrong:
-            expected = f"leaves that share {k + extra} batch dims below {show(node)!r}"
-            hint = "give the inner TensorDict fewer batch dims"
-            raise ShapeError(message(op, expected, f"{len(wrong)} that differ", wrong, hint))
+        expected = f"leaves that share {k + extra} batch dims below {show(node)!r}"
+        hint = "give the inner TensorDict fewer batch dims"
+        refuse_wrong(ShapeError, op, expected, wrong, "that differ", hint)
 
 
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:

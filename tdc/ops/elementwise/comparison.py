@@ -7,7 +7,7 @@ containers, keys, sizes or lengths make batches unequal.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -63,20 +63,15 @@ def close(a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
 def read(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
     """The answer of `run` for two tensors; an UnsupportedError where their values cannot be read."""
     try:
-        return answer(op, run, a, b, *args, **kwargs)
+        return run(a, b, *args, **kwargs)
     except TdcError:
         raise
     except RuntimeError as error:
         raise unread(op) from error
 
 
-def answer(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
-    """A number of Python, read from the data."""
-    return run(a, b, *args, **kwargs)
-
-
-@traced_for(answer)
-def no_answer(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
+@traced_for(read)
+def read_traced(op: Op, *args: Any, **kwargs: Any) -> NoReturn:
     raise unread(op)
 
 

@@ -13,6 +13,7 @@ from tdc.core.dynamo import known, readable
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, message, show_sizes
 from tdc.core.typing import Op
 from tdc.ops.layers.positionwise import ends_static
+from tdc.ops.loss import class_dim
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.storage import BATCHES, data_of, is_ragged
 from tdc.ragged.two_level import TwoLevelTensor
@@ -123,8 +124,8 @@ def classes(op: Op, input: Any, target: Any, weight: Any = None, *args: Any, **k
         return classes(op, input.values, target.values, weight, *args, **kwargs)
     if not is_ragged(input) or not is_ragged(target) or target.dtype.is_floating_point:
         return
-    dim = input.ragged_dims[-1] + 1 if 1 in input.ragged_dims else 1
-    if dim >= input.ndim or dim == input._batch_dim:
+    dim = class_dim(input)
+    if dim is None:
         return
     count = input.shape[dim]
     if isinstance(weight, Tensor) and known(weight.shape[0] != count):

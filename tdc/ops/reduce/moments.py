@@ -31,14 +31,6 @@ from tdc.ops.tensordict.batch import along
 from tdc.ragged.storage import Ragged, data_of, with_data
 
 
-def count_nonzero_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    return sum_of(x.ne(0), dims, keepdim)
-
-
-def count_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    return values.ne(0).sum(dim, keepdim)
-
-
 def nansum_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: Any = None) -> Tensor:
     x = x if dtype is None else x.to(dtype)
     return sum_of(with_data(x, torch.nansum(data_of(x).unsqueeze(-1), -1)), dims, keepdim)
@@ -134,8 +126,9 @@ def with_mean_ragged(
 
 
 reduction(
-    torch.count_nonzero, count_nonzero_of, family="moments", dense=count_values, dims="input dim**=None", identity=0
-)
+    torch.count_nonzero, lambda x, dims, keepdim: sum_of(x.ne(0), dims, keepdim), family="moments",
+    dense=lambda values, dim=None, keepdim=False: values.ne(0).sum(dim, keepdim), dims="input dim**=None", identity=0,
+)  # fmt: skip
 reduction(torch.nansum, nansum_of, family="moments", identity=0)
 reduction(torch.nanmean, nanmean_of, family="moments", dense=nanmean_values)
 reduction(torch.logsumexp, logsumexp_of, family="moments", dense=log_values, identity=-math.inf)

@@ -137,11 +137,6 @@ def transpose_ragged(x: Ragged, dim0: int, dim1: int) -> Ragged:
 # -- static dims regrouped
 
 
-def unsqueeze_ragged(x: Ragged, dim: int) -> Ragged:
-    """A static dim of size 1, anywhere but between ragged dims."""
-    return insert_dim(x, normal_dim(dim, x.ndim + 1, "unsqueeze"), "unsqueeze")
-
-
 def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
     """Without static dims of size 1: all of them, or those given."""
     given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
@@ -334,7 +329,8 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
 
 define(torch.transpose, "shape", ragged=transpose_ragged, dims="input dim0* dim1*")
 for _op, _impl in (
-    (torch.permute, permute_ragged), (torch.unsqueeze, unsqueeze_ragged),
+    (torch.permute, permute_ragged),
+    (torch.unsqueeze, lambda x, dim: insert_dim(x, normal_dim(dim, x.ndim + 1, "unsqueeze"), "unsqueeze")),
     (torch.squeeze, squeeze_ragged), (torch.reshape, reshape_ragged), (torch.Tensor.view, reshape_ragged),
     (torch.Tensor.expand, expand_ragged), (torch.Tensor.repeat, repeat_ragged), (torch.flip, flip_ragged),
     (torch.roll, roll_ragged),

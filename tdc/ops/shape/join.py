@@ -25,6 +25,7 @@ from tdc.core.errors import (
     first_line,
     message,
     op_name,
+    refuse_wrong,
     show_sizes,
 )
 from tdc.core.keys import show
@@ -57,9 +58,8 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
     """The operands as a list, all of one class; the error for others names every one."""
     wrong = {f"operand {i}": describe(x) for i, x in enumerate(xs) if not isinstance(x, cls)}
-    if wrong:
-        hint = f"make each a {cls.__name__} first"
-        raise StructureError(message(op, f"operands that are all {cls.__name__}", f"{len(wrong)} others", wrong, hint))
+    expected, hint = f"operands that are all {cls.__name__}", f"make each a {cls.__name__} first"
+    refuse_wrong(StructureError, op, expected, wrong, "others", hint)
     return list(xs)
 
 

@@ -38,14 +38,14 @@ from tdc.tensordict.tensordict import TensorDict
 SIZES = (int, torch.SymInt)
 
 
-def is_ragged(x: Any, dim: int) -> bool:
+def is_ragged_dim(x: Any, dim: int) -> bool:
     """True if a dim, counted from the front, is ragged."""
     return not isinstance(x, TensorDict) and dim in x.ragged_dims
 
 
 def part(x: Any, dim: int, begin: Any, end: Any) -> Ragged | TensorDict:
     """`x[..., begin:end, ...]` on one dim."""
-    return cut_rows(x, dim, begin, end) if is_ragged(x, dim) else x[(FULL,) * dim + (slice(begin, end),)]
+    return cut_rows(x, dim, begin, end) if is_ragged_dim(x, dim) else x[(FULL,) * dim + (slice(begin, end),)]
 
 
 def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
@@ -53,7 +53,7 @@ def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
     if isinstance(x, TensorDict):
         return lift(x, lambda v: v.split(lengths, dim), op="split")
     own = dim == x._batch_dim
-    if not own and not is_ragged(x, dim):
+    if not own and not is_ragged_dim(x, dim):
         return tuple([with_data(x, data) for data in data_of(x).split(lengths, axis_of("split", x, dim))])
     ends = [0]
     for n in lengths:
@@ -64,7 +64,7 @@ def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
 def split(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
     """Parts of a length, or of a list of lengths; along the ragged dim a list must add up to the length of each row."""
     given, d = split_size_or_sections, normal_dim(dim, dims_of(x), "split")
-    if not is_ragged(x, d):
+    if not is_ragged_dim(x, d):
         return apart(x, d, part_lengths(given, shape_of(x)[d]))
     if isinstance(given, (list, tuple)):
         text = message("split", f"rows of length {shown(sum(given))}", "others", hint="x.tensor_split(positions, dim)")
@@ -78,7 +78,7 @@ def split(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     """Parts of nearly equal length; along the ragged dim of each row, none of them left out."""
     d = normal_dim(dim, dims_of(x), "chunk")
-    if not is_ragged(x, d):
+    if not is_ragged_dim(x, d):
         return apart(x, d, chunk_lengths(chunks, shape_of(x)[d]))
     step = -(-sizes_along(x, d) // len(chunk_lengths(chunks, 0)))
     return tuple([part(x, d, k * step, (k + 1) * step) for k in range(chunks)])
@@ -90,14 +90,14 @@ def tensor_split(
     """Parts whose lengths differ by one at most, or parts between positions."""
     d = normal_dim(dim, dims_of(x), "tensor_split")
     given = indices_or_sections if indices_or_sections is not None else sections if indices is None else indices
-    given = between(given, is_ragged(x, d))
+    given = between(given, is_ragged_dim(x, d))
     if isinstance(given, (list, tuple)):
         return tuple([part(x, d, a, b) for a, b in pairwise([None, *given, None])])
     if not isinstance(given, int) or given < 1:
         got = f"{given}" if isinstance(given, (int, float)) else describe(given)
         hint = "x.tensor_split(2, dim) or x.tensor_split([1, 3], dim)"
         raise ShapeError(message("tensor_split", "a number of parts of at least 1, or positions", got, hint=hint))
-    if not is_ragged(x, d):
+    if not is_ragged_dim(x, d):
         least, more = shape_of(x)[d] // given, shape_of(x)[d] % given
         return apart(x, d, [least + smaller(larger(more - k, 0), 1) for k in range(given)])
     least, more = sizes_along(x, d) // given, sizes_along(x, d) % given
@@ -129,7 +129,7 @@ def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> t
         what = "batch dims" if isinstance(x, TensorDict) else "dims"
         raise ShapeError(message(op, f"at least {need} {what}", f"{dims_of(x)}", hint=hint))
     if isinstance(given, int) and given > 0:
-        if is_ragged(x, d):
+        if is_ragged_dim(x, d):
             text = message(op, f"rows whose lengths {shown(given)} divides", "others", hint=hint)
             require((sizes_along(x, d) % given == 0).all(), text, ShapeError)
         elif shape_of(x)[d] % given:
