@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from torch import Tensor
 from tdc.autobatch.per_example.operands import together
 from tdc.autobatch.per_example.table import is_own, of_rank, only_shared, put, rank, refuse, with_batch
 from tdc.autobatch.values import Lane, lane_of
-from tdc.core.dynamo import traced_for
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import name_of
 from tdc.core.typing import Op
+from tdc.ops.products.matmul import by_operator
 from tdc.ops.shape.join import as_rows
 from tdc.ragged.nested import NestedTensor
 
@@ -41,21 +41,6 @@ def matmul(input: Any, other: Any) -> Any:
     if second:
         out = out.squeeze(-1)
     return out.squeeze(out.ndim - 1 - (not second)) if first else out
-
-
-def by_operator(a: Any, b: Any) -> Any:
-    """`a @ b` of a tensor and a ragged example."""
-    return matmul(a, b)
-
-
-@traced_for(by_operator)
-def by_operator_traced(a: Any, b: Any) -> Any:
-    """Multiply in a graph. Dynamo may swap a tensor and an object (torch 2.13): they must fit in one order only."""
-    if not meets(b, a):
-        return matmul(a, b)
-    if meets(a, b):
-        refuse("operands of @ that fit in both orders, in a graph", "torch.matmul(x, y)")
-    return matmul(b, a)
 
 
 def meets(a: Any, b: Any) -> bool:
@@ -267,9 +252,9 @@ def thirds(p: Any, i: int, size: int) -> Any:
 
 
 OWN: dict[Any, Op] = {
-    torch.matmul: matmul, torch.Tensor.__matmul__: by_operator, torch.mm: of_ranks("mm", 2, 2),
-    torch.mv: of_ranks("mv", 2, 1),
-    torch.dot: of_ranks("dot", 1, 1), torch.bmm: of_ranks("bmm", 3, 3), torch.outer: outer, F.linear: linear,
+    torch.matmul: matmul, torch.Tensor.__matmul__: partial(by_operator, matmul, meets),
+    torch.mm: of_ranks("mm", 2, 2), torch.mv: of_ranks("mv", 2, 1), torch.dot: of_ranks("dot", 1, 1),
+    torch.bmm: of_ranks("bmm", 3, 3), torch.outer: outer, F.linear: linear,
     torch.addmm: plus(torch.addmm, of_ranks("addmm", 2, 2)), torch.addmv: plus(torch.addmv, of_ranks("addmv", 2, 1)),
     torch.addr: plus(torch.addr, outer), torch.baddbmm: plus(torch.baddbmm, of_ranks("baddbmm", 3, 3)),
     torch.addbmm: plus(torch.addbmm, lambda a, b: of_ranks("addbmm", 3, 3)(a, b).sum(1)),

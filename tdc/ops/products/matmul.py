@@ -14,6 +14,7 @@ one dim more has the batch in front. `einsum` computes them all.
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
@@ -51,21 +52,26 @@ def matmul(input: Any, other: Any) -> Ragged | Tensor:
     return contract(torch.matmul, [Term(left, input), Term(right, other)], out, exact="j")
 
 
-def by_operator(a: Any, b: Any) -> Ragged | Tensor:
-    """`tensor @ x` and `tensor.matmul(x)`."""
-    return matmul(a, b)
+def by_operator(product: Op, fit: Callable[[Any, Any], bool], a: Any, b: Any) -> Any:
+    """`tensor @ x` and `tensor.matmul(x)`.
+
+    Args:
+        product: `matmul` of these operands.
+        fit: True if the dims that the product of two operands sums over fit.
+    """
+    return product(a, b)
 
 
 @traced_for(by_operator)
-def by_operator_traced(a: Any, b: Any) -> Ragged | Tensor:
+def by_operator_traced(product: Op, fit: Callable[[Any, Any], bool], a: Any, b: Any) -> Any:
     """`by_operator` in a graph. Dynamo also calls it for `x @ tensor`, operands swapped (torch 2.11-2.13): the order
     that fits is taken."""
-    if not isinstance(a, Tensor) or not meets(b, a):
-        return matmul(a, b)
-    if meets(a, b):
+    if isinstance(a, Container) or not fit(b, a):
+        return product(a, b)
+    if fit(a, b):
         got, hint = f"{describe(a)} and {describe(b)}", "torch.matmul(x, y) in place of x @ y"
         raise UnsupportedError(message("matmul", "operands that fit in one order, where @ is traced", got, hint=hint))
-    return matmul(b, a)
+    return product(b, a)
 
 
 def inner_dims(a: Any, b: Any) -> list[tuple[int, Any]]:
@@ -278,6 +284,6 @@ for _op in [op for op in CALLED_BY if op is not F.grouped_mm]:
         hint="call it on x.values and wrap the result with x.with_values", aliases=[CALLED_BY[_op]],
     )  # fmt: skip
 for _kind in ("nested", "masked"):
-    IMPLS[f"{_kind}_matmul_operator"] = by_operator
+    IMPLS[f"{_kind}_matmul_operator"] = partial(by_operator, matmul, meets)
     for _called in (TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul):
         DISPATCH[_kind][_called] = f"{_kind}_matmul_operator"
