@@ -10,8 +10,9 @@ inputs and the gradients of outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torch.autograd.graph import GradientEdge
 
 from tdc.compile._torch.autograd import is_recordable, recording
 from tdc.compile.gradients import Part, differentiable, gradient_of, in_form, is_whole, keys_in, traced
-from tdc.core.dynamo import traced_for
 from tdc.core.errors import (
     CallError,
     DtypeError,
@@ -29,6 +29,7 @@ from tdc.core.errors import (
     UnsupportedError,
     describe,
     first_line,
+    in_words,
     message,
 )
 from tdc.core.keys import show
@@ -105,7 +106,7 @@ def grad(
     wanted = [leaf for x in inputs for leaf in leaves_of(op, x)]
     require_grad(op, "inputs", wanted)
     found = in_words(
-        op, in_graphs, outs, tensors_of(wanted), seeds, retain_graph, create_graph,
+        partial(refused, op), in_graphs, outs, tensors_of(wanted), seeds, retain_graph, create_graph,
         allow_unused=True, materialize_grads=materialize_grads,
     )  # fmt: skip
     unused = [leaf for leaf, g in zip(wanted, found, strict=True) if g is None]
@@ -140,7 +141,8 @@ def backward(
         hint = "inputs=[td], a list; of tensors made with requires_grad=True"
         raise CallError(message(op, "inputs that keep a gradient", "results of operations", lines(computed), hint))
     in_words(
-        op, torch.autograd.backward, outs, seeds, retain_graph, create_graph, inputs=tensors_of(wanted) or None
+        partial(refused, op), torch.autograd.backward, outs, seeds, retain_graph, create_graph,
+        inputs=tensors_of(wanted) or None,
     )  # fmt: skip
 
 
@@ -220,21 +222,11 @@ def require_grad(op: str, what: str, leaves: Sequence[Leaf]) -> None:
         raise CallError(message(op, f"{what} that require grad", "others", lines(wrong), hint))
 
 
-def in_words(op: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function of torch; what it refuses is refused in our words."""
-    try:
-        return run(*args, **kwargs)
-    except (RuntimeError, TypeError) as error:
-        if isinstance(error, TdcError) or type(error) not in (RuntimeError, TypeError):
-            raise
-        text = message(op, "a call that torch takes", "another one", hint=f"torch: {first_line(error)}")
-        raise (CallError if type(error) is RuntimeError else DtypeError)(text) from error
-
-
-@traced_for(in_words)
-def in_words_traced(op: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replace `in_words` in graphs, where Dynamo says it."""
-    return run(*args, **kwargs)
+def refused(op: str, error: Exception) -> TdcError | None:
+    """The error for what torch refused; None for one of another kind."""
+    ours = {RuntimeError: CallError, TypeError: DtypeError}.get(type(error))
+    text = message(op, "a call that torch takes", "another one", hint=f"torch: {first_line(error)}")
+    return None if ours is None else ours(text)
 
 
 for _kind in DISPATCH:

@@ -24,7 +24,7 @@ from tdc.compile.any_size import AnySize
 from tdc.compile.carries import is_container, put_back, tensors_in
 from tdc.core import pytree
 from tdc.core.arguments import expect_at_least, expect_function, normal_dim
-from tdc.core.dynamo import is_batched, trace_as, traced_for
+from tdc.core.dynamo import is_batched, trace_as
 from tdc.core.errors import (
     CallError,
     DtypeError,
@@ -34,6 +34,7 @@ from tdc.core.errors import (
     UnsupportedError,
     describe,
     first_line,
+    in_words,
     message,
     refuse_wrong,
 )
@@ -104,7 +105,7 @@ def vmap(
             return out if at != 0 else mapped_tensors(out, form)  # what is not mapped may be anything
 
         run = torch.vmap(inner, tuple([d for _, d in pairs]), at, randomness, chunk_size=chunk_size)
-        out = in_words(run, [x for x, _ in pairs])
+        out = in_words(refused, run, *[x for x, _ in pairs])
         return with_shared(results_at(put_back(out, form) if at == 0 else out, out_dims), held)
 
     return mapped
@@ -278,24 +279,15 @@ REFUSED = {  # what torch.vmap says: what to say, and the hint
 }
 
 
-def in_words(run: Callable[..., Any], args: list[Any]) -> Any:
-    """Call what torch mapped; what it cannot map is refused in our words."""
-    try:
-        return run(*args)
-    except (RuntimeError, ValueError) as error:
-        for said, (expected, hint) in REFUSED.items():
-            if said in f"{error}" and not isinstance(error, TdcError):
-                raise UnsupportedError(message("vmap", expected, "another one", hint=hint)) from error
-        if type(error) is RuntimeError:
-            hint = f"call fn for one example alone; torch, of sizes with the mapped dim: {first_line(error)}"
-            raise CallError(message("vmap", "a function that runs on each example", "an error", hint=hint)) from error
-        raise
-
-
-@traced_for(in_words)
-def in_words_traced(run: Callable[..., Any], args: list[Any]) -> Any:
-    """Replace `in_words` in graphs, where Dynamo says it."""
-    return run(*args)
+def refused(error: Exception) -> TdcError | None:
+    """The error for what torch cannot map; None for one of the function itself."""
+    for said, (expected, hint) in REFUSED.items():
+        if said in f"{error}" and isinstance(error, (RuntimeError, ValueError)):
+            return UnsupportedError(message("vmap", expected, "another one", hint=hint))
+    if type(error) is not RuntimeError:
+        return None
+    hint = f"call fn for one example alone; torch, of sizes with the mapped dim: {first_line(error)}"
+    return CallError(message("vmap", "a function that runs on each example", "an error", hint=hint))
 
 
 def results_at(out: Any, out_dims: Any) -> Any:

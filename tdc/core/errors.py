@@ -260,6 +260,25 @@ def describe_index(index: Any) -> str:
     return f"{index}" if index is None or isinstance(index, (int, float)) else describe(index)
 
 
+def in_words(ours: Callable[[Exception], TdcError | None], run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of torch; an error of torch becomes that of `ours`, which may have none for it."""
+    try:
+        return run(*args, **kwargs)
+    except Exception as error:
+        told = None if isinstance(error, TdcError) else ours(error)
+        if told is None:
+            raise
+        raise told from error
+
+
+def in_words_traced(ours: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Replace `in_words` in graphs, where Dynamo has words of its own."""
+    return run(*args, **kwargs)
+
+
+trace_as(in_words, in_words_traced)
+
+
 def no_second(op: str) -> str:
     """The text for a derivative of a derivative in a graph, where an operation of the library has none."""
     got = "a second one in a graph"
