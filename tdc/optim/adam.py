@@ -18,8 +18,7 @@ from tdc.kernels import optimizers as kernels
 from tdc.optim import foreach as c
 from tdc.optim.base import optimizer
 from tdc.optim.checks import check_numbers, given, pair_of
-from tdc.optim.foreach import Column, Scalar
-from tdc.optim.fused import can_fuse, fused_update
+from tdc.optim.foreach import Column, Scalar, can_fuse, fused_update
 from tdc.optim.transform import Optimizer, Rate, takes_rate
 
 

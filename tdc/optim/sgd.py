@@ -13,8 +13,7 @@ from tdc.optim import foreach as c
 from tdc.optim.adam import decayed, moved_squares
 from tdc.optim.base import optimizer, wide
 from tdc.optim.checks import check_numbers, given, pair_of
-from tdc.optim.foreach import Column, Scalar
-from tdc.optim.fused import can_fuse, fused_update
+from tdc.optim.foreach import Column, Scalar, can_fuse, fused_update
 from tdc.optim.transform import Optimizer, Rate, takes_rate
 
 

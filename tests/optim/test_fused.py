@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import tdc
 from tdc import TensorDict
 from tdc.compile import counted, report, train_step
-from tdc.optim import Optimizer, adam, adamw, chain, clip_by_global_norm, ema, fused, inject, lookahead, sgd
+from tdc.optim import Optimizer, adam, adamw, chain, clip_by_global_norm, ema, foreach, inject, lookahead, sgd
 
 SETTINGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "adam": (adam, torch.optim.Adam, {"weight_decay": 0.1}),
@@ -30,8 +30,8 @@ FEW, MANY = 7, 10  # leaves of one node; leaves
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few leaves are many: graphs of 64 take long to make."""
-    monkeypatch.setattr(fused, "FEW", FEW)
-    monkeypatch.setattr(fused, "AT_ONCE", FEW)
+    monkeypatch.setattr(foreach, "FEW", FEW)
+    monkeypatch.setattr(foreach, "AT_ONCE", FEW)
 
 
 def leaf(i: int, seed: int = 0) -> Tensor:
@@ -193,7 +193,7 @@ def columns_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> Any:
         raise AssertionError("the operator ran")
 
-    monkeypatch.setattr(fused.Fused, "run", refuse)
+    monkeypatch.setattr(foreach.Fused, "run", refuse)
 
 
 @pytest.mark.cases(1, 1)
