@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tdc.core.dynamo import skipped_in_graphs
 from tdc.core.errors import ShapeError, StructureError, describe, message
-from tdc.dist.build import built
 from tdc.dist.form import Described, Form, Sizes, described
 from tdc.dist.in_graphs import all_to_all_rows, broadcast_whole, gather_rows, in_transform, records
 from tdc.dist.transport import (
@@ -37,7 +36,7 @@ from tdc.dist.transport import (
     sending,
     taking_part,
 )
-from tdc.dist.wire import empty_buffer, over_ranks, packed, stacked_views, views
+from tdc.dist.wire import built, empty_buffer, over_ranks, packed, stacked_views, views
 from tdc.io.load import names_of
 from tdc.tensordict.tensordict import TensorDict
 

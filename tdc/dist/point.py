@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number
 from tdc.core.errors import StructureError, message
-from tdc.dist.build import built
 from tdc.dist.form import described
 from tdc.dist.transport import (
     BYTES,
@@ -30,7 +29,7 @@ from tdc.dist.transport import (
     sending,
     unpacked,
 )
-from tdc.dist.wire import empty_buffer, packed, views
+from tdc.dist.wire import built, empty_buffer, packed, views
 from tdc.io.load import names_of
 
 comm: Any = dist  # parts of it without types

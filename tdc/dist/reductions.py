@@ -17,7 +17,6 @@ from tdc.core.arguments import expect_number
 from tdc.core.dynamo import skipped_in_graphs
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
-from tdc.dist.build import built
 from tdc.dist.form import Described, as_td, described
 from tdc.dist.in_graphs import in_transform, records, reduce_whole, scatter_rows
 from tdc.dist.transport import (
@@ -33,7 +32,7 @@ from tdc.dist.transport import (
     sending,
     taking_part,
 )
-from tdc.dist.wire import by_dtype, views
+from tdc.dist.wire import built, by_dtype, views
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.two_level import TwoLevelTensor

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,9 +27,10 @@ from torch import Tensor
 
 from tdc.core.dtensor import group_from
 from tdc.core.errors import DistError, DtypeError, StructureError, TdcError, describe, first_line, message
-from tdc.dist.differences import differences
 from tdc.dist.form import Described, Form, Sizes, kept, read_form
+from tdc.io.filenames import Keys, dotted, first
 from tdc.io.files import bytes_of, host
+from tdc.io.manifest import Entry, stored_at
 
 HEADER = struct.Struct("<72s16s16sqqqd")
 BYTES = 256
@@ -303,3 +304,46 @@ def contents(x: Described) -> bytes:
         if is_structural(part):
             digest.update(as_bytes(tensor.detach().contiguous().view(-1).view(torch.uint8)))
     return digest.digest()[:16]
+
+
+# -- forms that differ
+
+
+def lines(form: Form) -> dict[str, str]:
+    """A line for each key of a form."""
+    found: dict[str, str] = {}
+    for keys, entry in form.table.items():
+        if isinstance(entry, Entry):
+            kind = {"json": "Static", "objects": "ObjectArray"}.get(entry.kind, entry.kind)
+            shown = [repr(entry.data["value"])] if entry.kind == "json" else []
+            shown += [shown_tensor(form, keys, part) for part in entry.parts]
+            found[dotted(keys)] = " ".join([kind, *shown])
+        elif keys and entry.cls:
+            found[dotted(keys)] = entry.cls
+    root: Any = form.table[()]
+    return {"the root": f"{form.ndim} batch dims {root.cls}".strip(), **found}
+
+
+def shown_tensor(form: Form, keys: Keys, part: str) -> str:
+    """A tensor in one word, as in `float32[B0, 3]`."""
+    dtype, template = form.templates[stored_at(form.table, keys, part)]
+    dims = ", ".join([str(d) if type(d) is int else shown_size(form, d) for d in template])
+    return f"{part}{' ' * bool(part)}{str(dtype).removeprefix('torch.')}[{dims}]"
+
+
+def shown_size(form: Form, size: Any) -> str:
+    return ("B" if size.slot < form.ndim else "n") + f" + {size.plus}" * (size.plus > 0)
+
+
+def differences(forms: Mapping[str, Form]) -> list[str]:
+    """Lines for the keys that differ between the forms of some ranks."""
+    by_rank = {rank: lines(form) for rank, form in forms.items()}
+    keys = dict.fromkeys([key for found in by_rank.values() for key in found])
+    wrong: list[str] = []
+    for key in keys:
+        said: dict[str, list[str]] = {}
+        for rank, found in by_rank.items():
+            said.setdefault(found.get(key, "not there"), []).append(rank)
+        if len(said) > 1:
+            wrong.append(f"{key}: " + "; ".join([f"{text} on rank {', '.join(ranks)}" for text, ranks in said.items()]))
+    return first(wrong)
