@@ -20,7 +20,7 @@ from tdc.hf.attention import PADDED
 from tdc.hf.encoder_decoder import FEATURES, is_encoder_decoder
 from tdc.hf.inputs import ASKED, parameters_of
 from tdc.hf.packed import OP, Asked, Rule
-from tdc.hf.rotary import contexts_of
+from tdc.hf.positions import contexts_of
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 

@@ -22,7 +22,7 @@ from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.hf.attention import library
 from tdc.hf.model import expect_model
-from tdc.hf.rotary import contexts_of
+from tdc.hf.positions import contexts_of
 from tdc.interop.huggingface import to_hf
 from tdc.layout.segments import lengths_of
 from tdc.ragged.convert import from_padded
