@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tdc.autobatch.decorator import BatchFunction, batch, lanes
 from tdc.core import pytree
-from tdc.testing.alone import Alone
+from tdc.testing.batched import Alone
 from tdc.testing.examples import Examples, captured
 
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
