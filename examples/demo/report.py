@@ -16,7 +16,7 @@ from examples.demo import plots
 from examples.demo.data import length_histogram
 from examples.demo.records import DemoFacts, ExportRecord, spread
 from examples.demo.theme import DARK, LIGHT
-from tdc.compile.report.view import table_html
+from tdc.compile.report.record import table_html
 from tdc.tensordict.nbytes import bytes_text
 
 _DASH, _TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"

@@ -20,6 +20,7 @@ from tdc.compile._torch.dynamo import (
     NO_COMPILE,
     current_compile,
     graph_breaks,
+    listening,
     mark_bounds,
     mark_static,
     most_compiles,
@@ -28,7 +29,6 @@ from tdc.compile._torch.dynamo import (
 from tdc.compile._torch.inductor import BUDGET, apart_in_caches, asks_no_example, memory_budget, settings_of
 from tdc.compile._torch.levels import map_lanes
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
-from tdc.compile._torch.trace import listening
 from tdc.compile._torch.tracing import (
     at_trace_time,
     innermost_transform,

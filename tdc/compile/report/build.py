@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from tdc.compile._torch.dynamo import CompileId, current_compile
+from tdc.compile._torch.dynamo import CompileId, Event, current_compile, listening
 from tdc.compile._torch.inductor import bytes_accessed
-from tdc.compile._torch.trace import Event, listening
 from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tdc.compile._torch.trace import Event
+from tdc.compile._torch.dynamo import Event
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 # Texts, which `re` compiles when they are first used: as patterns they would take 3 ms of each import of the package.
