@@ -15,8 +15,9 @@ from versions import OLD, refused
 
 import tdc
 from tdc.compile import Buckets, counted, train_step
+from tdc.compile.filling import program
 from tdc.compile.filling.bounds import holds
-from tdc.core.errors import UnsupportedError
+from tdc.core.errors import ShapeError, UnsupportedError
 from tdc.optim import sgd
 from tdc.testing import assert_close
 
@@ -86,6 +87,95 @@ def test_gradients_of_sizes_that_depend_on_data(name: str, monkeypatch: pytest.M
         with refused("expected all symint_outs", when=name == "written"):  # a condition between forward and backward
             assert_close(torch.autograd.grad(run(x), [x.values, *net.parameters()]), want, rtol=1e-5, atol=1e-6)
     assert run.counts.compiles == 1
+
+
+LAYER = nn.Linear(4, 4)
+
+
+def of_layer(x: Any) -> Any:
+    y = LAYER(x)
+    return y[y.sum(2) > 0]
+
+
+def chosen(x: Any, column: int = 0) -> Any:
+    y = LAYER(x.values)
+    return y[y[:, column] > 0]
+
+
+def added(x: Any) -> Any:
+    y = chosen(x)
+    return y.new_zeros(99, 4).index_add(0, (y[:, 0] * 10).long(), y)
+
+
+def classified(x: Any) -> Any:
+    y = LAYER(x.values)
+    mask = y[:, 0] > 0
+    return F.cross_entropy(y[mask], x.values.argmax(1)[mask])
+
+
+def nested_choice(x: Any) -> Any:
+    y = chosen(x)
+    return y[y[:, 1] > 0].sum(0), len(y), y.std(0)
+
+
+def rows_and_numbers(x: Any) -> Any:
+    y = LAYER(x).mean(1)
+    return y[y[:, 0] > 0].sum(0), (y > 0).nonzero()
+
+
+BOUNDED: dict[str, Any] = {
+    "of rows": lambda x: of_layer(x).sum(1), "ragged": of_layer, "packed": chosen,
+    "mean": lambda x: chosen(x).square().mean(), "nonzero": lambda x: (LAYER(x.values) > 0.3).nonzero(),
+    "masked_select": lambda x: LAYER(x.values).masked_select(LAYER(x.values) > 0), "twice": nested_choice,
+    "rows": rows_and_numbers, "written": lambda x: written(LAYER(x)), "added": added, "loss": classified,
+    "none": lambda x: LAYER(x.values)[LAYER(x.values)[:, 0] > 1e3].sum(0),
+}  # fmt: skip
+
+
+@pytest.mark.cases(4, 8)
+@pytest.mark.parametrize("name", BOUNDED)
+def test_sizes_that_a_layer_tells_are_not_read_first(name: str, monkeypatch: pytest.MonkeyPatch):
+    poison(monkeypatch)
+    first, split = [], program.split
+
+    def noted(module: Any) -> Any:
+        first.append(split(module)[0])
+        return split(module)
+
+    monkeypatch.setattr(program, "split", noted)
+    with torch.no_grad():
+        run = compared(BOUNDED[name], *[ragged(*lengths) for lengths in BATCHES], buckets=Buckets(totals=(32, 64)))
+    assert (run.counts.compiles, run.counts.buckets) == (1, 2)
+    assert first == [None]
+
+
+@pytest.mark.cases(2, 4)
+@pytest.mark.parametrize("name", ["of rows", "packed", "mean", "added", "written", "loss"])
+def test_gradients_of_sizes_that_a_layer_tells(name: str, monkeypatch: pytest.MonkeyPatch):
+    """In a step, which is one graph."""
+    poison(monkeypatch)
+
+    def loss(net: Any, x: Any) -> Any:
+        return BOUNDED[name](net(x)).square().sum() / 99
+
+    net = nn.Linear(4, 4)
+    plain = train_step(net, loss, sgd(0.1), compile=False)
+    step = train_step(net, loss, sgd(0.1), backend="eager", buckets=Buckets(totals=(32, 64)))
+    a, b = plain.init(), step.init()
+    for lengths in BATCHES[:3]:
+        x = ragged(*lengths)
+        (a, _), (b, _) = plain(a, x), step(b, x)
+        assert_close(b, a, rtol=1e-5, atol=1e-6)
+    assert (step.counts.compiles, step.counts.buckets) == (1, 2)
+
+
+@pytest.mark.parametrize("other", [lambda x: chosen(x, 1), lambda x: LAYER(x.values)])
+def test_sizes_of_data_that_must_be_equal(other: Any):
+    with torch.no_grad():
+        run = compared(lambda x: chosen(x) + chosen(x), ragged(3, 17, 2))
+        run = counted(lambda x: chosen(x) + other(x), backend="eager", buckets="auto")
+        with pytest.raises(ShapeError, match="from data"):
+            run(ragged(3, 17, 2))
 
 
 def next_token(net: Any, ids: Any) -> Any:

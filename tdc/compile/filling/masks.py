@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tdc.compile._torch.filled import operator_of
-from tdc.compile.filling.values import Node
+from tdc.compile.filling.values import Node, shapes_in
 
 aten: Any = torch.ops.aten
 
@@ -17,6 +17,9 @@ def without_masks(graph: torch.fx.Graph) -> None:
     found: dict[Node, Node] = {}
     for node in list(graph.nodes):
         op = operator_of(node.target)
+        if op is not None and op.name == "masked_select" and have_same_shape(*node.args):
+            node.target, node.args = aten.index.Tensor, (node.args[0], [node.args[1]])
+            op = operator_of(node.target)
         if op is None or op.name.removeprefix("_unsafe_") not in ("index", "index_put"):
             continue
         at = [i for i in node.args[1] if i is not None]
@@ -63,6 +66,11 @@ def insert(graph: torch.fx.Graph, target: Any, *args: Any) -> Node:
     node = graph.call_function(target, args)
     node.meta["val"] = target(*[a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in args])
     return node
+
+
+def have_same_shape(x: Node, y: Node) -> bool:
+    """True if two values of a graph have the same sizes."""
+    return shapes_in(x.meta["val"]) == shapes_in(y.meta["val"])
 
 
 def same(size: Any, number: int) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tdc.compile.filling.run import Graph, bare, rule
 from tdc.compile.filling.shapes import from_end
 from tdc.compile.filling.sums import IDENTITIES
-from tdc.compile.filling.values import Filled, Node, Size, refuse
+from tdc.compile.filling.values import Filled, Node, Size, expression, refuse
 from tdc.ops.reduce.reduction import finite
 
 aten: Any = torch.ops.aten
@@ -77,6 +77,27 @@ def index_put(g: Graph, node: Node, x: Filled, at: Sequence[Any], values: Filled
         more = torch.cat([moved, moved.new_zeros(1, *moved.shape[1:])])
         out = aten.index_put(more, [torch.where(mask, index[0], moved.shape[0]), *index[1:]], put)[:-1]
     return out.permute([order.index(d) for d in range(x.x.ndim)])
+
+
+@rule("nonzero")
+def nonzero(g: Graph, node: Node, x: Filled) -> Tensor:
+    """Positions of elements other than 0: as many as the bucket has elements, of which the first are real."""
+    mask, found = x.x != 0, g.mask(x)
+    ends = (mask if found is None else mask & found).flatten().cumsum(0)
+    g.count_here(expression(node.meta["val"].shape[0]), ends[-1] if len(ends) else ends.sum())
+    at = torch.searchsorted(ends, torch.arange(1, len(ends) + 1, device=ends.device)).clamp(max=max(len(ends) - 1, 0))
+    steps = [math.prod(x.x.shape[d + 1 :]) for d in range(x.x.ndim)]
+    columns = [at // step % n for step, n in zip(steps, x.x.shape, strict=True)]
+    return torch.stack(columns, 1) if columns else at.new_empty(len(at), 0)
+
+
+@rule("masked_scatter")
+def masked_scatter(g: Graph, node: Node, x: Filled, mask: Filled, source: Filled) -> Tensor:
+    """Elements of a source in their order, at the real positions of a mask."""
+    if {*source.dims} - {0}:
+        raise refuse(f"{node.target} of a source whose dims vary behind the first one")
+    own = g.mask(x)
+    return aten.masked_scatter(x.x, mask.x if own is None else mask.x & own, source.x)
 
 
 def all_of(masks: Sequence[Tensor]) -> Tensor:

@@ -22,16 +22,18 @@ from tdc.compile._torch.filled import at_sizes, in_operators, is_of_data, owners
 from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.filling import images, loops, operators, places, shapes, sums  # noqa: F401  # their import fills `RULES`
 from tdc.compile.filling.bounds import holds
-from tdc.compile.filling.data_sizes import shapes_in, split
+from tdc.compile.filling.data_sizes import bounds_of, checks_of, split
 from tdc.compile.filling.run import Graph
 from tdc.compile.filling.sizes import Buckets, Fixed
-from tdc.compile.filling.values import Expr, evaluate, expression, refuse
+from tdc.compile.filling.values import OP, Expr, evaluate, expression, refuse, shapes_in
+from tdc.core.errors import ShapeError, message
 
 logger = logging.getLogger("tdc")
 KINDS = {  # by field of a ragged batch, and what its size has beyond the symbol
     ("offsets", 0): "ends", ("offsets", 1): "rows", ("shapes", 0): "rows", ("_values", 0): "totals",
     ("extent", 0): "lengths", ("_lengths", 0): "rows", ("_data", 0): "lengths",
 }  # fmt: skip
+OF_DATA = ("data", "numbers")
 Inner = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
@@ -60,10 +62,13 @@ class Program:
         self.filling = filling
         self.first, self.module = split(module)
         nodes = self.module.graph.nodes
-        self.sizes = sizes_of(self.module)
+        self.sizes, self.bounds = sizes_of(self.module), bounds_of(nodes)
         self.inputs = [n.meta["val"] for n in nodes if n.op == "placeholder"]
         made: Any = next(n for n in nodes if n.op == "output").args[0]
         self.outputs = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in made]
+        # Of the numbers that the graph itself computes, those that the host reads at the end.
+        own = {symbol for n in numbers_in(self.outputs) for symbol in getattr(n, "free_symbols", ())}
+        self.told = [symbol for symbol in self.bounds if symbol in own]
         self.places: dict[Expr, tuple[int, int | None]] = {}  # of each symbol an input, and its dim if it is a tensor
         self.kinds: dict[Expr, str] = {}
         for i, val in enumerate(self.inputs):
@@ -73,6 +78,8 @@ class Program:
                 if getattr(expr, "is_Symbol", False):
                     self.places.setdefault(expr, (i, d))
                     self.kinds[expr] = kind_of_data(expr, self.sizes) if is_of_data(n) else kind_of(expr, owners_of(n))
+        # Guards have asked the others.
+        self.checks = [e for e in checks_of(nodes) if any([self.kinds.get(s) in OF_DATA for s in e.free_symbols])]
         self.device = next((val.device for val in self.inputs if varies(val)), torch.device("cpu"))
         self.graphs: list[tuple[Fixed, Callable[..., Any]]] = []
 
@@ -81,13 +88,29 @@ class Program:
             given = list(args) if self.first is None else self.first(*args)
             args.clear()
             real = {expr: given[i] if d is None else given[i].shape[d] for expr, (i, d) in self.places.items()}
+            if self.first is not None:
+                self.check(given, real)
             found, run = self.graph_for(real, given)
             tensors = [self.filled(x, val, found.sizes) for x, val in zip(given, self.inputs, strict=True)]
             given = [x for x in tensors if x is not None]
             del tensors
             outs = run(self.numbers(found, real), *given)
             self.count(real, found)
+            if self.told:
+                *outs, counts = outs
+                real |= dict(zip(self.told, counts.tolist(), strict=True))
             return [self.cut(x, val, real) for x, val in zip(outs, self.outputs, strict=True)]
+
+    def check(self, given: Sequence[Any], real: dict[Expr, int]) -> None:
+        """Refuse sizes read from data that are not as the trace has taken them to be."""
+        for expr in self.checks:
+            if not evaluate(expr, real):
+                got = ", ".join(sorted([f"{s} = {real[s]}" for s in expr.free_symbols]))
+                raise ShapeError(message(OP, f"sizes from data with {expr}", got))
+        for x, val in zip(given, self.inputs, strict=True):
+            expected = tuple([evaluate(n, real) for n in shapes_in(val)])
+            if isinstance(val, Tensor) and x.shape != expected:
+                raise ShapeError(message(OP, f"a tensor of {expected} from data", f"one of {tuple(x.shape)}"))
 
     def graph_for(self, real: dict[Expr, int], args: Sequence[Any]) -> tuple[Fixed, Callable[..., Any]]:
         """The recorded graph that fits best, or a new one."""
@@ -101,8 +124,11 @@ class Program:
     def record(self, wanted: Fixed, args: Sequence[Any]) -> Callable[..., Any]:
         """Compile the graph for some sizes."""
         module, filled, given = self.module, wanted.filled, self.inputs
+        full = dict(wanted.sizes)
+        for symbol, bound in self.bounds.items():
+            full[symbol] = evaluate(bound, full)
         for size in self.sizes:
-            if not holds(size, wanted.sizes, filled):
+            if not holds(size, full, {*filled, *self.bounds}):
                 raise refuse(f"a size {size}, which shrinks where a batch grows")
         example = [self.filled(x, val, wanted.sizes) for x, val in zip(args, given, strict=True)]
         present = [x for x in example if x is not None]
@@ -112,8 +138,9 @@ class Program:
 
         def run(numbers: Tensor, *tensors: Tensor) -> list[Any]:
             real, rest = dict(zip(filled, numbers.unbind(), strict=False)), iter(tensors)
-            graph = Graph(module, wanted.sizes, real)
-            return graph([graph.size(val) if x is None else next(rest) for x, val in zip(example, given, strict=True)])
+            graph = Graph(module, full, real)
+            outs = graph([graph.size(val) if x is None else next(rest) for x, val in zip(example, given, strict=True)])
+            return [*outs, torch.stack([graph.real[symbol] for symbol in self.told])] if self.told else outs
 
         before = kernels_generated()
         found = at_sizes(run, [numbers, *present], self.filling.inner)
@@ -182,6 +209,12 @@ def sizes_of(module: torch.fx.GraphModule) -> set[Expr]:
     graphs = [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
     found = {n for graph in graphs for node in graph.nodes for n in shapes_in(node.meta.get("val"))}
     return {n for n in found if getattr(n, "free_symbols", ())}
+
+
+def numbers_in(vals: Iterable[Any]) -> list[Expr]:
+    """Sizes, strides and numbers among traced values."""
+    found = [expression(n) for x in vals if isinstance(x, Tensor) for n in (*x.shape, *x.stride(), x.storage_offset())]
+    return [*found, *[expression(x) for x in vals if isinstance(x, (torch.SymInt, torch.SymFloat))]]
 
 
 def kind_of_data(symbol: Expr, sizes: Iterable[Expr]) -> str:

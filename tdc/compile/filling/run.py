@@ -79,10 +79,18 @@ class Graph:
     """
 
     def __init__(self, module: torch.fx.GraphModule, full: Mapping[Expr, int], real: Mapping[Expr, Tensor]) -> None:
-        self.module, self.full, self.real = module, full, real
-        self.device = next((x.device for x in real.values()), torch.device("cpu"))
+        self.module, self.full, self.real = module, full, dict(real)
         self.numbers: dict[Expr, Any] = {**full, **real}
         self.masks: dict[tuple[Expr, int], Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the real numbers."""
+        return next((x.device for x in self.real.values()), torch.device("cpu"))
+
+    def count_here(self, symbol: Expr, real: Tensor) -> None:
+        """Fill a symbol, whose real number the graph itself computes."""
+        self.real[symbol] = self.numbers[symbol] = real
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """Run all operations; return outputs with filling, None in the place of numbers."""
@@ -122,7 +130,7 @@ class Graph:
         if op is None:
             return self.number(node, args, kwargs, varies)
         found = RULES.get(f"{op.name}.{op.overload}") or RULES.get(op.name)
-        if varies and op.space in ("aten", "tdc") and found is not None:
+        if (varies or op.name == "nonzero") and op.space in ("aten", "tdc") and found is not None:
             return self.wrap(node.meta["val"], found(self, node, *args, **kwargs))
         if not varies or op.name in IN_PLACE or torch.Tag.pointwise in target.tags:
             return self.plain(node, args, kwargs)

@@ -38,7 +38,7 @@ class Buckets:
         Each graph has fixed sizes, so that `mode="reduce-overhead"` records it as a CUDA graph. Results, losses and
         gradients are those of the batch without filling. An operation whose filling cannot be taken out raises an
         UnsupportedError that names it. Sizes that depend on data are read before a graph runs, and filled in proportion
-        to totals.
+        to totals; elements by a mask that a layer tells are counted in the graph, which has room for all of them.
 
     Example:
         >>> from tdc.compile import buckets, counted

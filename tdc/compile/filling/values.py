@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tdc.core import pytree
 from tdc.core.errors import UnsupportedError, message
 
 OP = "compile.buckets"
@@ -55,6 +56,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
     "Mod": operator.mod, "PythonMod": operator.mod, "Max": larger, "Min": smaller,
     "IntTrueDiv": lambda a, b: real(a) / real(b), "FloatTrueDiv": lambda a, b: real(a) / real(b),
+    "Equality": operator.eq, "Unequality": operator.ne, "GreaterThan": operator.ge, "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt, "StrictLessThan": operator.lt,
 }  # fmt: skip
 OF_ONE: dict[str, Callable[[Any], Any]] = {
     "ToFloat": real, "TruncToInt": whole("trunc"), "CeilToInt": whole("ceil"), "FloorToInt": whole("floor"),
@@ -110,3 +113,8 @@ def evaluate(expr: Expr, numbers: Mapping[Any, Any]) -> Any:
 def expression(size: Any) -> Expr:
     """The expression of a size of a traced graph; an int as it is."""
     return size if isinstance(size, int) else size.node.expr
+
+
+def shapes_in(val: Any) -> list[Expr]:
+    """Sizes of the tensors of a traced value."""
+    return [expression(n) for x in pytree.tree_leaves(val) if isinstance(x, Tensor) for n in x.shape]
