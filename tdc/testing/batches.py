@@ -186,6 +186,10 @@ class Poison(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         return grads[0].masked_fill(~ctx.saved_tensors[0], float("nan")), None
 
+    @staticmethod
+    def jvp(ctx: Any, *moves: Any) -> Tensor:
+        return moves[0].view_as(moves[0])
+
 
 def unbuild(x: Any) -> Any:
     """A result as `Ragged`, `Dict` or dense tensors."""
