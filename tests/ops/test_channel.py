@@ -171,3 +171,26 @@ def test_batch_norm_of_bands_in_front_of_a_kernel_in_a_graph(training: bool):
         want.pow(3).sum().backward()
         torch.testing.assert_close(x.grad.values, y.grad.values)
     torch.testing.assert_close(net.state_dict(), alone.state_dict())
+
+
+MODULES: dict[str, Any] = {
+    "group norm": lambda: nn.GroupNorm(2, 8),
+    "instance norm": lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_images_by_themselves(name: str, dtype: torch.dtype):
+    sizes = ((40, 50), (60, 30))
+    model, x = MODULES[name]().to(dtype), tdc.pack([torch.randn(8, *n).to(dtype) for n in sizes], ragged_dim=(2, 3))
+    close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}
+    for got, image in zip(model(x), x.unbind(), strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, MODULES[name]().to(dtype)(image[None])[0], **close)
+
+
+def test_group_norm_of_no_images_of_any_size():
+    images = tdc.pack([torch.randn(8, 0, 4), torch.randn(8, 0, 2)], ragged_dim=(2, 3))
+    for x in (images, tdc.pack([torch.randn(8, 0)], ragged_dim=2)):
+        assert functions.group_norm(x, 2).values.shape == (8, 0)

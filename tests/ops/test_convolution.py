@@ -303,66 +303,29 @@ def test_autocast():
     assert weight.grad.dtype == torch.float32
 
 
-def test_second_derivative_of_a_network():
-    """grad of grad through modules, under torch.func and with create_graph."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(4, 3, 2, 1), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Conv2d(3, 2, 1)).double()
-    parts = images(2)
-    params = dict(net.named_parameters())
-
-    def penalty(run: Callable[[Any], Tensor], p: Any) -> Tensor:
-        return torch.stack([g.square().sum() for g in torch.func.grad(run)(p).values()]).sum()
-
-    def one(p: Any) -> Tensor:
-        return torch.stack([torch.func.functional_call(net, p, (row[None],)).pow(3).sum() for row in parts]).sum()
-
-    def batch(p: Any) -> Tensor:
-        out: Any = torch.func.functional_call(net, p, (packed(parts),))
-        return out.values.pow(3).sum()
-
-    found, want = [torch.func.grad(partial(penalty, run))(params) for run in (batch, one)]
-    torch.testing.assert_close(found, want)
-    first = torch.autograd.grad(batch(params), list(params.values()), create_graph=True)
-    plain = torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), list(params.values()))
-    torch.testing.assert_close(list(plain), list(want.values()))
-
-
 def filtered(x: NestedTensor, weight: Tensor) -> Tensor:
     return F.conv2d(x, weight).values.pow(3).sum()
 
 
-def pooled(x: NestedTensor, values: Tensor) -> Tensor:
-    return F.max_pool2d(x.with_values(values), 2).values.pow(3).sum()
-
-
-def twice(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def of_second(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())
-
-
-@pytest.mark.cases(0, 1)
-@pytest.mark.parametrize("loss", [filtered, pooled])
-def test_second_derivative_in_a_graph(loss: Callable[..., Tensor]):
-    x = packed(images(2))
-    given = torch.randn(3, 4, 2, 2, dtype=DOUBLE) if loss is filtered else x.values
-    fn = twice(partial(loss, x))
-    with refused("Expected FakeTensor"):
-        torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
 
 
 def test_second_derivative_of_the_operator_in_a_graph():
     x, weight, _ = given_for(2)
-    fn, given = twice(lambda w: missing(2, x.detach(), w).pow(3).sum()), weight.detach()
+    fn, given = of_second(lambda w: missing(2, x.detach(), w).pow(3).sum()), weight.detach()
     torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
 
 
-@pytest.mark.cases(slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [filtered, pooled])
-def test_derivative_of_members_in_a_graph(loss: Callable[..., Tensor]):
-    x = packed(images(2))
-    shape = (2, 3, 4, 2, 2) if loss is filtered else (2, *x.values.shape)
-    fn = torch.func.grad(lambda t: torch.vmap(partial(loss, x))(t).sum())
-    given = torch.randn(shape, dtype=DOUBLE)
+@pytest.mark.parametrize("twice", [False, True])
+def test_derivatives_in_a_graph(twice: bool):
+    """A second one, and that of several members."""
+    loss = partial(filtered, packed(images(2)))
+    of_members = torch.func.grad(lambda t: torch.vmap(loss)(t).sum())
+    fn = of_second(loss) if twice else of_members
+    given = torch.randn(3, 4, 2, 2, dtype=DOUBLE)
+    given = given if twice else torch.stack([given, 2 * given])
     with refused("Expected FakeTensor"):
         torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
 

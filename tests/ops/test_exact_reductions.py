@@ -238,34 +238,6 @@ class TestDerivatives:
         torch.compile(run, backend="aot_eager", fullgraph=True)(values).backward()
         torch.testing.assert_close(values.grad, torch.func.grad(run)(x.values))
 
-    def test_forward_mode_of_products(self, kind: str):
-        rows, more = (rows_of(torch.float64, 2, lengths=(3, 1, 2)) for _ in range(2))
-        more = [m + 1 for m in more]
-        x, t = batch(rows, "nested"), batch(more, "nested")
-
-        def run(values: torch.Tensor) -> torch.Tensor:
-            y = x.with_values(values)
-            return (y if kind == "nested" else y.to_padded()).prod(1)
-
-        _, got = torch.func.jvp(run, (x.values,), (t.values,))
-        want = [torch.func.jvp(lambda r: r.prod(0), (r,), (m,))[1] for r, m in zip(rows, more, strict=True)]
-        torch.testing.assert_close(got, torch.stack(want))
-        assert torch.func.jacfwd(run)(x.values).abs().sum() > 0
-
-    @pytest.mark.parametrize("correction", [0, 1])
-    @pytest.mark.filterwarnings("ignore:var")  # of few elements
-    def test_forward_mode_of_the_variance_of_an_empty_example(self, kind: str, correction: int):
-        rows = rows_of(torch.float64)
-        x = batch(rows, "nested")
-
-        def run(values: torch.Tensor) -> torch.Tensor:
-            y = x.with_values(values)
-            return (y if kind == "nested" else y.to_padded()).var(1, correction=correction)
-
-        _, got = torch.func.jvp(run, (x.values,), (x.values + 1,))
-        want = [torch.func.jvp(lambda r: r.var(0, correction=correction), (r,), (r + 1,))[1] for r in rows]
-        torch.testing.assert_close(got, torch.stack(want), equal_nan=True)
-
     def test_the_quantile_of_one_of_two_ragged_dims(self, kind: str):
         q = torch.tensor(0.3, requires_grad=True)
         x = batch([torch.randn(2, 3), torch.randn(3, 1)], kind, ragged_dim=(1, 2))

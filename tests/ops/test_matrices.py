@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import tdc
-from tdc.compile import counted
 
 DOUBLE = torch.float64
 LENGTHS = ((3, 0, 5), (2, 7), (1, 1, 4, 6))
@@ -37,22 +36,6 @@ def given(lengths: tuple[int, ...], dtype: torch.dtype = DOUBLE, features: int =
     return [tdc.pack(x), draw(len(lengths), features, features), tdc.pack(p, ragged_dim=(1, 2))]
 
 
-def leaves(args: list[Any]) -> list[Tensor]:
-    x, w, p = args
-    return [t.detach().requires_grad_() for t in (x.values, w, p.values)]
-
-
-def of_values(run: Run, args: list[Any]) -> Callable[..., Tensor]:
-    """A product as a function of tensors."""
-    x, _, p = args
-
-    def call(values: Tensor, w: Tensor, pairs: Tensor) -> Tensor:
-        y = run(x.with_values(values), w, p.with_values(pairs))
-        return y if isinstance(y, Tensor) else y.values
-
-    return call
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE, torch.complex128, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_each_example_by_itself(name: str, dtype: torch.dtype):
@@ -62,15 +45,6 @@ def test_each_example_by_itself(name: str, dtype: torch.dtype):
     want = [alone(*row) for row in zip(x.unbind(), w.unbind(), p.unbind(), strict=True)]
     for one, other in zip(y.unbind(0 if isinstance(y, Tensor) else y.structure.batch_dim), want, strict=True):
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_derivatives(name: str):
-    args = given(LENGTHS[0])
-    run = of_values(PRODUCTS[name][0], args)
-    used = leaves(args)
-    assert torch.autograd.gradcheck(run, used, check_forward_ad=True, check_batched_grad=True, fast_mode=True)
-    assert torch.autograd.gradgradcheck(run, used, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", ["x @ w", "x.T @ x"])
@@ -84,46 +58,6 @@ def test_nothing_and_many(name: str, lengths: tuple[int, ...]):
         want = [alone(a, b, None) for a, b in zip(x.unbind(), w, strict=True)]
         assert len(y) == len(want)
         torch.testing.assert_close(y.unbind(), want)
-
-
-@pytest.mark.cases(0, 2)
-@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32], ids=str)
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_one_graph_for_all_lengths(name: str, dtype: torch.dtype):
-    run = PRODUCTS[name][0]
-
-    def loss(x: Any, w: Tensor, p: Any) -> Tensor:
-        y = run(x, w, p)
-        return (y if isinstance(y, Tensor) else y.values).sin().sum()
-
-    compiled = counted(lambda *args: loss(*args), backend="aot_eager")
-    grads = lambda f, args, used: torch.autograd.grad(  # noqa: E731
-        f(args[0].with_values(used[0]), used[1], args[2].with_values(used[2])), used, allow_unused=True
-    )
-    for lengths in LENGTHS:
-        args = given(lengths, dtype)
-        torch._dynamo.maybe_mark_dynamic(args[1], 0)
-        used = leaves(args)
-        torch._dynamo.maybe_mark_dynamic(used[1], 0)
-        both = grads(compiled, args, used), grads(loss, args, used)
-        for one, other in zip(*both, strict=True):
-            assert (one is None) == (other is None)
-            if one is not None:
-                torch.testing.assert_close(one, other)
-    assert compiled.counts.compiles == 1
-
-
-def test_members_share_lengths():
-    x, w, p = given(LENGTHS[0])
-    run = of_values(PRODUCTS["x @ w"][0], [x, w, p])
-    many = torch.stack([w, 2 * w, -w])
-    for in_dims, values in (((None, 0, None), x.values), ((0, 0, None), torch.stack([x.values] * 3))):
-        got = torch.vmap(run, in_dims)(values, many, p.values)
-        want = torch.stack([run(x.values, one, p.values) for one in many])
-        torch.testing.assert_close(got, want)
-    grads = torch.vmap(torch.func.grad(lambda w: run(x.values, w, p.values).sin().sum()))(many)
-    alone = [torch.func.grad(lambda w: run(x.values, w, p.values).sin().sum())(one) for one in many]
-    torch.testing.assert_close(grads, torch.stack(alone))
 
 
 def test_autocast():

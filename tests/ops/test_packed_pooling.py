@@ -16,7 +16,6 @@ from tdc.compile import counted, export
 F: Any = torch.nn.functional
 DOUBLE = torch.float64
 SIZES = ((7, 5, 3), (7, 5, 3), (3, 9, 4), (6, 6, 3), (9, 3, 5))  # neighbours of one size among them
-SMALL = ((3, 2), (2, 4))
 
 
 def images(n: int, dtype: torch.dtype = DOUBLE, whole: bool = False) -> list[Tensor]:
@@ -54,16 +53,6 @@ def agree(
         total = torch.stack([(y * w).sum() for y, w in zip(results, weights, strict=True)]).sum()
         grads.append(torch.autograd.grad(total, leaves))
     torch.testing.assert_close(*grads)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_indices_go_back(n: int):
-    """Through max_unpool, whose results are as large as windows without overlap make them."""
-    pool, unpool = getattr(F, f"max_pool{n}d"), getattr(F, f"max_unpool{n}d")
-    parts = [part.repeat_interleave(2, -1) for part in images(n)]
-    kernel, ragged = [*(1,) * (n - 1), 2], packed(parts).ragged_dims
-    agree(lambda x: pool(x, 2, 1, return_indices=True), parts, ragged)
-    agree(lambda x: unpool(*pool(x, kernel, return_indices=True), kernel), parts, ragged)
 
 
 OPTIONS: list[tuple[int, dict[str, Any]]] = [  # kernel, options
@@ -140,53 +129,6 @@ def test_single_and_half_precision(dtype: torch.dtype):
             torch.testing.assert_close(list(call(packed(parts)).unbind()), want, **close)
 
 
-def test_nan_and_infinity_stay_with_their_bins():
-    parts = images(2)
-    parts[1][0, 3, 2], parts[3][1, 2, 2] = float("nan"), float("inf")
-    for op in (F.adaptive_avg_pool2d, F.adaptive_max_pool2d):
-        for bins in (1, 3):
-            want = [op(part[None], bins)[0] for part in parts]
-            torch.testing.assert_close(list(op(packed(parts), bins).unbind()), want, equal_nan=True)
-
-
-WAYS: dict[str, Callable[[Any], Any]] = {
-    "max_pool": lambda x: F.max_pool2d(x, 2, (1, 2)), "avg_pool": lambda x: F.avg_pool2d(x, 2, (1, 2)),
-    "adaptive_avg": lambda x: F.adaptive_avg_pool2d(x, (2, 1)), "one bin": lambda x: F.adaptive_avg_pool2d(x, 1),
-    "adaptive_max": lambda x: F.adaptive_max_pool2d(x, (2, 1)),
-}  # fmt: skip
-
-
-def of_values(way: str) -> Callable[[Tensor], Tensor]:
-    """A function of packed values (2, 14), of images of the sizes SMALL."""
-    x = tdc.pack([torch.zeros(2, *size, dtype=DOUBLE) for size in SMALL], ragged_dim=(2, 3))
-
-    def run(values: Tensor) -> Tensor:
-        out = WAYS[way](x.with_values(values))
-        return out if isinstance(out, Tensor) else out.values
-
-    return run
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_derivatives(way: str):
-    """Backwards, forward mode, twice, and forward over reverse."""
-    fn = of_values(way)
-    x = torch.randn(2, 14, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    assert torch.autograd.gradcheck(fn, x, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(lambda x: fn(x).pow(3), x, check_fwd_over_rev=True)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_members(way: str):
-    """vmap, and gradients inside and outside of it: each member by itself."""
-    fn, x = of_values(way), torch.randn(3, 2, 14, dtype=DOUBLE)
-    slope = torch.func.grad(lambda x: fn(x).pow(2).sum())
-    want = torch.stack([slope(m) for m in x.unbind()])
-    torch.testing.assert_close(torch.vmap(fn)(x), torch.stack([fn(m) for m in x.unbind()]))
-    torch.testing.assert_close(torch.vmap(slope)(x), want)
-    torch.testing.assert_close(torch.func.grad(lambda x: torch.vmap(fn)(x).pow(2).sum())(x), want)
-
-
 def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
@@ -214,26 +156,6 @@ def test_one_graph_for_all_sizes():
     assert (step.counts.graphs, step.counts.compiles) == (1, 1)
 
 
-def unpooled(x: Any) -> Any:
-    return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
-
-
-@pytest.mark.slow
-def test_indices_in_a_graph():
-    step = counted(unpooled, backend="aot_eager", fullgraph=True)
-    for sizes in (((4, 6), (2, 8)), ((6, 6), (2, 2), (8, 4))):
-        x = sized(*sizes)
-        torch.testing.assert_close(list(step(x).unbind()), [unpooled(row[None])[0] for row in x.unbind()])
-    assert (step.counts.graphs, step.counts.compiles) == (1, 1)
-
-
-def test_indices_of_members():
-    x = sized((4, 6), (2, 8))
-    values = torch.randn(3, *x.values.shape)
-    found = torch.vmap(lambda v: unpooled(x.with_values(v)).values)(values)
-    torch.testing.assert_close(found, torch.stack([unpooled(x.with_values(v)).values for v in values]))
-
-
 @pytest.mark.sweep
 def test_exported():
     """Of torch's own operations, which need no Python."""
@@ -251,24 +173,6 @@ def test_autocast():
         out, want = net(x), torch.cat([net(row[None]) for row in x.unbind()])
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, want, rtol=5e-2, atol=5e-2)
-
-
-def twice(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())
-
-
-@pytest.mark.cases(slow=1)
-@pytest.mark.slow
-@pytest.mark.parametrize("op", [F.adaptive_max_pool2d, F.adaptive_avg_pool2d, F.avg_pool2d])
-def test_second_derivative_in_a_graph(op: Any):
-    x = packed(images(2))
-
-    def values(v: Tensor) -> Tensor:
-        out = op(x.with_values(v), 2)
-        return out if isinstance(out, Tensor) else out.values
-
-    fn = twice(lambda v: values(v).pow(3).sum())
-    torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(x.values), fn(x.values))
 
 
 def test_what_torch_refuses_goes_to_torch():

@@ -161,14 +161,3 @@ def test_one_graph_for_the_lines_of_all_sizes(padded: bool):
         got, want = [pytree.tree_leaves(results) for results in (fn(x), run(x))]
         torch.testing.assert_close(got, want, equal_nan=True)
     assert (fn.counts.graphs, fn.counts.compiles) == (1, 1)
-
-
-def test_second_derivatives():
-    sizes = ((2, 3), (1, 2))
-
-    def fn(*parts: torch.Tensor) -> Any:
-        return tdc.pack(list(parts), ragged_dim=(1, 2)).logsumexp(1).values
-
-    parts = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
-    assert torch.autograd.gradgradcheck(fn, parts)
-    assert torch.autograd.gradgradcheck(lambda *rows: tdc.pack(list(rows), ragged_dim=(1, 2)).sort(1)[0].values, parts)

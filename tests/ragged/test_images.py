@@ -1,4 +1,4 @@
-"""Images moved, scanned, sorted and reduced along one of two ragged dims: as each image alone, with derivatives."""
+"""Images moved along one of two ragged dims or both: as each image alone."""
 
 from __future__ import annotations
 
@@ -14,74 +14,12 @@ from torch import Tensor
 import tdc
 
 SIZES = [(3, 4), (0, 2), (5, 1), (2, 0), (4, 4)]
-MOVES: dict[str, Callable[[Any], Any]] = {
-    "crop": lambda x: x[:, :, 1:-1, -3:], "lines": lambda x: x[:, :, 1:], "steps": lambda x: x[:, :, ::2, 1::3],
-    "turned": lambda x: x[:, :, ::-1, -2::-1], "turned by steps": lambda x: x[:, :, ::-2, :3],
-    "ends of rows": lambda x: tdc.truncate(x, torch.tensor([1, 2, 3, 4, 2])), "mirrored": lambda x: x.flip(3),
-    "mirrored twice": lambda x: x.flip(2, 3), "turned round": lambda x: x.transpose(2, 3),
-    "rolled": lambda x: x.roll((1, -2), (3, 2)), "columns sorted": lambda x: x.sort(2).values,
-    "lines sorted": lambda x: x.sort(-1, descending=True, stable=True).values,
-    "order of lines": lambda x: x * x.argsort(3), "columns summed": lambda x: x.sum(2),
-    "scan of lines": lambda x: x.cumsum(3), "scan of columns": lambda x: x.cummax(2).values,
-    "positions of a scan": lambda x: x * x.cummin(3).indices, "differences": lambda x: x.diff(dim=2),
-    "second differences": lambda x: x.diff(2, dim=3), "softmax of columns": lambda x: x.softmax(2),
-    "log-softmax of lines": lambda x: x.log_softmax(3, dtype=torch.float64),
-    "lines of norm 1": lambda x: torch.nn.functional.normalize(x, dim=3),
-}  # fmt: skip
-REDUCTIONS: dict[str, Callable[[Any], Any]] = {  # of images that have elements
-    "sum of lines": lambda x: x.sum(3),
-    "mean of columns, kept": lambda x: x.mean(2, keepdim=True),
-    "largest of lines, kept": lambda x: x.amax(3, keepdim=True),
-    "largest of columns and channels": lambda x: x.amax((1, 2)),
-    "lines and channels": lambda x: x.logsumexp((1, 3), keepdim=True),
-    "largest with positions": lambda x: x.max(3).values + x.max(3, keepdim=True).indices.squeeze(3),
-    "positions": lambda x: x.argmin(2) * x.sum(2),
-    "both ends": lambda x: torch.sub(*torch.aminmax(x, dim=3)),
-    "medians": lambda x: x.median(2).values,
-    "deviation": lambda x: x.std(3, correction=0),
-    "norms": lambda x: torch.linalg.vector_norm(x, 3, dim=2),
-    "every one": lambda x: (x > -9).all(3).double() * x.sum(3),
-}
 
 
 def images(dtype: torch.dtype = torch.float64, sizes: Any = SIZES) -> Any:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(2, h, w, generator=generator, dtype=dtype) for h, w in sizes]
     return tdc.pack(rows, ragged_dim=(2, 3))
-
-
-@pytest.mark.parametrize("name", [*MOVES, *REDUCTIONS])
-def test_each_image_alone(name: str):
-    x = images() if name in MOVES else images(sizes=[(3, 4), (5, 1), (1, 1), (4, 4)])
-    found = (MOVES | REDUCTIONS)[name](x)
-    tdc.validate(found)
-    for b, (got, row) in enumerate(zip(found.unbind(), x.unbind(), strict=True)):
-        if name != "ends of rows":  # which are given for all
-            (alone,) = (MOVES | REDUCTIONS)[name](tdc.pack([row], ragged_dim=(2, 3))).unbind()
-            torch.testing.assert_close(got, alone)
-        else:
-            assert got.shape[1] == min(row.shape[1], [1, 2, 3, 4, 2][b])
-
-
-@pytest.mark.parametrize("name", [*MOVES, *REDUCTIONS])
-def test_derivatives(name: str):
-    x = images() if name in MOVES else images(sizes=[(3, 4), (5, 1), (1, 1), (4, 4)])
-
-    def run(values: Tensor) -> Tensor:
-        return (MOVES | REDUCTIONS)[name](x.with_values(values)).values  # type: ignore[no-any-return]  # of any batch
-
-    values = x.values.requires_grad_()
-    assert torch.autograd.gradcheck(run, values)
-    assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
-
-
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_reductions_beside_an_empty_image(name: str):
-    x = images(sizes=[(3, 4), (0, 3), (2, 0), (2, 2)])
-    found, rows = REDUCTIONS[name](x).unbind(), x.unbind()
-    for b in (0, 3):
-        (alone,) = REDUCTIONS[name](tdc.pack([rows[b]], ragged_dim=(2, 3))).unbind()
-        torch.testing.assert_close(found[b], alone)
 
 
 def random_slice(draw: random.Random) -> slice:
