@@ -171,18 +171,6 @@ def test_classes_of_tokens_of_an_encoder():
     assert_close(out.loss, torch.stack(losses).sum() / len(x.values), **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints_of_layers(family: str, reentrant: bool):
-    model, batch = attend(build_encoder_decoder(family)).train(), batch_of(family)
-    used = [p for p in model.parameters() if p.requires_grad]
-    expected = torch.autograd.grad(model(**batch).loss, used)
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    model(**batch).loss.backward()
-    for p, theirs in zip(used, expected, strict=True):
-        assert_close(p.grad, theirs, **TOLERANCE)
-
-
 @pytest.mark.parametrize("family", OF_TOKENS)
 def test_padded_calls_are_as_before(family: str):
     model, batch = build_encoder_decoder(family), batch_of(family)
@@ -212,64 +200,10 @@ def test_one_row_and_empty_rows(family: str, sources: tuple[int, ...], targets: 
             assert_close(out.logits[i], alone(**row).logits[0], **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["Bart", "T5"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_precisions(family: str, dtype: torch.dtype):
-    model, batch = build_encoder_decoder(family).to(dtype), batch_of(family)
-    alone = twin(model)
-    logits = attend(model)(**batch).logits
-    assert logits.dtype == dtype
-    close = TOLERANCE if dtype == torch.float64 else {"rtol": 1e-1, "atol": 1e-1}
-    for i, row in enumerate(rows_of(batch)):
-        assert_close(logits[i], alone(**row).logits[0], **close)
-
-
-def test_a_copy_is_a_model_of_its_own():
-    model, batch = attend(build_encoder_decoder("Bart")), batch_of("Bart")
-    other, expected = copy.deepcopy(model), model(**batch).logits
-    with torch.no_grad():
-        model.model.encoder.embed_positions.weight.zero_()
-    assert_close(other(**batch).logits.values, expected.values)
-    assert not torch.equal(model(**batch).logits.values, expected.values)
-
-
-@pytest.mark.parametrize("family", ["Bart", "M2M100"])
-def test_it_is_done_once(family: str):
-    model, batch = build_encoder_decoder(family), batch_of(family)
-    alone, targets = twin(model), tokens(TARGETS)
-    attend(model.base_model)(input_ids=batch["input_ids"], decoder_input_ids=targets)
-    out = attend(attend(model))(**batch)
-    assert_rows(out, [alone(**row) for row in rows_of(batch)])
-    model.set_attn_implementation("sdpa")
-    with pytest.raises(tdc.UnsupportedError, match="once more"):
-        model(**batch)
-    assert_close(attend(model)(**batch).loss, out.loss)
-
-
 def test_without_the_check():
     model, batch = build_encoder_decoder("T5"), batch_of("T5")
     expected = attend(copy.deepcopy(model))(**batch).loss
     assert_close(attend(model, check=False)(**batch).loss, expected)
-
-
-@pytest.mark.parametrize("family", ["Bart", "T5", "Whisper"])
-def test_autocast(family: str):
-    model, batch = attend(build_encoder_decoder(family)), batch_of(family)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(**batch).loss
-    expected = model(**batch).loss
-    assert not torch.equal(loss, expected)
-    assert_close(loss, expected, rtol=5e-2, atol=5e-2)
-
-
-@pytest.mark.parametrize(("family", "name"), [("Bart", "attention_dropout"), ("T5", "dropout_rate")])
-def test_dropout_is_on_in_training_only(family: str, name: str):
-    model, batch = attend(build_encoder_decoder(family, **{name: 0.5})), batch_of(family)
-    torch.manual_seed(1)
-    first = model(**batch).loss
-    assert torch.equal(first, model(**batch).loss)
-    model.train()
-    assert not torch.equal(first, model(**batch).loss)
 
 
 def test_whisper_generates_as_before():

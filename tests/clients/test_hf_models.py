@@ -14,6 +14,7 @@ from tdc import NestedTensor
 
 transformers = pytest.importorskip("transformers")
 
+from hf_encoder_decoder import FAMILIES, batch_of, build_encoder_decoder, rows_of  # noqa: E402 - behind the skip
 from hf_models import CASES, LENGTHS, LOSSES, build, labels_for, loss_alone, tokens, twin  # noqa: E402 - behind the skip
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402 - behind the skip
 
@@ -148,38 +149,6 @@ def test_generate_is_as_before():
     assert torch.equal(attend(model).generate(**padded, **options), alone.generate(**padded, **options))
 
 
-@pytest.mark.parametrize("family", ["Bert", "Llama"])
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints_of_layers(family: str, reentrant: bool):
-    head = {"Bert": "ForMaskedLM", "Llama": "ForCausalLM"}[family]
-    model, x = attend(build(family, head)).train(), tokens()
-    expected = torch.autograd.grad(model(input_ids=x, labels=x).loss, used(model))
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    model.zero_grad()
-    model(input_ids=x, labels=x).loss.backward()
-    for ours, theirs in zip([p.grad for p in used(model)], expected, strict=True):
-        assert_close(ours, theirs, **TOLERANCE)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_precisions(dtype: torch.dtype):
-    model = build("Llama", "Model").to(dtype)
-    alone, x = twin(model), tokens()
-    out = attend(model)(input_ids=x).last_hidden_state
-    assert out.dtype == dtype
-    for i, row in enumerate(x):
-        close = TOLERANCE if dtype == torch.float64 else {"rtol": 5e-2, "atol": 5e-2}
-        assert_close(out[i], alone(row[None]).last_hidden_state[0], **close)
-
-
-def test_autocast():
-    model, x = attend(build("Bert", "ForMaskedLM")), tokens()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = model(input_ids=x, labels=x)
-    assert out.logits.dtype == torch.bfloat16
-    assert_close(out.loss, model(input_ids=x, labels=x).loss, rtol=5e-2, atol=5e-2)
-
-
 @pytest.mark.parametrize("lengths", [(5,), (1,), (0, 3, 0, 2)])
 def test_one_row_and_empty_rows(lengths: tuple[int, ...]):
     model = build("Llama", "ForCausalLM")
@@ -192,30 +161,85 @@ def test_one_row_and_empty_rows(lengths: tuple[int, ...]):
         assert_close(out.loss, loss_alone(alone, "ForCausalLM", tokens(lengths).with_values(x.values), x), **TOLERANCE)
 
 
-def test_dropout_is_on_in_training_only():
-    model = attend(build("Bert", "Model", attention_probs_dropout_prob=0.5))
+# -- with a decoder beside the encoder, too
+
+HEADS = {"Bert": "ForMaskedLM", "Llama": "ForCausalLM"}
+
+
+def made(family: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A model with a loss, and a batch."""
+    if family not in HEADS:
+        return build_encoder_decoder(family, **options), batch_of(family)
     x = tokens()
+    return build(family, HEADS[family], **options), {"input_ids": x, "labels": x}
+
+
+@pytest.mark.parametrize("family", [*HEADS, *FAMILIES])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_layers(family: str, reentrant: bool):
+    model, batch = made(family)
+    leaves = [p for p in attend(model).train().parameters() if p.requires_grad]
+    expected = torch.autograd.grad(model(**batch).loss, leaves)
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    model(**batch).loss.backward()
+    for p, theirs in zip(leaves, expected, strict=True):
+        assert_close(p.grad, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Bart", "T5"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions(family: str, dtype: torch.dtype):
+    model, batch = made(family)
+    alone = twin(model.to(dtype))
+    logits = attend(model)(**batch).logits
+    assert logits.dtype == dtype
+    close = TOLERANCE if dtype == torch.float64 else {"rtol": 1e-1, "atol": 1e-1}
+    for i, row in enumerate(rows_of(batch)):
+        assert_close(logits[i], alone(**row).logits[0], **close)
+
+
+@pytest.mark.parametrize("family", ["Bert", "Bart", "T5", "Whisper"])
+def test_autocast(family: str):
+    model, batch = made(family)
+    expected = attend(model)(**batch).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**batch).loss
+    assert not torch.equal(loss, expected)
+    assert_close(loss, expected, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("Bert", "attention_probs_dropout_prob"), ("Bart", "attention_dropout"), ("T5", "dropout_rate")],
+)
+def test_dropout_is_on_in_training_only(family: str, name: str):
+    model, batch = made(family, **{name: 0.5})
     torch.manual_seed(1)
-    first = model(input_ids=x).last_hidden_state.values
-    assert torch.equal(first, model(input_ids=x).last_hidden_state.values)
+    first = attend(model)(**batch).loss
+    assert torch.equal(first, model(**batch).loss)
     model.train()
-    dropped = model(input_ids=x).last_hidden_state.values
-    assert not torch.equal(dropped, model(input_ids=x).last_hidden_state.values)
+    assert not torch.equal(first, model(**batch).loss)
 
 
-def test_a_copy_is_a_model_of_its_own():
-    model, x = attend(build("Bert", "Model")), tokens()
-    other = copy.deepcopy(model)
+@pytest.mark.parametrize("family", ["Bert", "Bart"])
+def test_a_copy_is_a_model_of_its_own(family: str):
+    model, batch = made(family)
+    expected, other = attend(model)(**batch).logits, copy.deepcopy(model)
     with torch.no_grad():
-        other.embeddings.word_embeddings.weight.zero_()
-    assert not torch.equal(model(x).pooler_output, other(x).pooler_output)
+        model.get_input_embeddings().weight.zero_()
+    assert_close(other(**batch).logits.values, expected.values)
+    assert not torch.equal(model(**batch).logits.values, expected.values)
 
 
-def test_it_is_done_once():
-    model, x = attend(build("Bert", "ForSequenceClassification")), tokens()
-    expected = model(x).logits
+@pytest.mark.parametrize("family", ["Bert", "Bart", "M2M100"])
+def test_it_is_done_once(family: str):
+    model, batch = made(family)
+    alone = twin(model)
+    attend(model.base_model)
+    out = attend(attend(model))(**batch)
+    for i, row in enumerate(rows_of(batch)):
+        assert_close(out.logits[i], alone(**row).logits[0], **TOLERANCE)
     model.set_attn_implementation("sdpa")
     with pytest.raises(tdc.UnsupportedError, match="once more"):
-        model(x)
-    assert_close(attend(attend(model))(x).logits, expected)
-    assert_close(attend(model.base_model)(x).pooler_output.shape, (len(x), 16))
+        model(**batch)
+    assert_close(attend(model)(**batch).loss, out.loss)

@@ -2,81 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from harness import Counter
-from test_nn import KINDS, LENGTHS, OTHERS, SIZE, assert_same, compiled, plain, rows
+from test_nn import SIZE, plain, rows
 from torch import Tensor, nn
 
 import tdc
 from tdc import StructureError
 from tdc.testing.batches import build
-
-ACTIVATIONS = (
-    nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.LogSigmoid,
-    nn.Mish, nn.PReLU, nn.ReLU, nn.ReLU6, nn.RReLU, nn.SELU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Softshrink,
-    nn.Softsign, nn.Tanh, nn.Tanhshrink,
-)  # fmt: skip
-MODULES: dict[str, nn.Module] = {
-    **{cls.__name__.lower(): cls() for cls in ACTIVATIONS},
-    "identity": nn.Identity(),
-    "threshold": nn.Threshold(0.1, 20.0),
-    "softmax": nn.Softmax(-1),
-    "log_softmax": nn.LogSoftmax(2),
-    "softmin": nn.Softmin(-1),
-    "unflatten": nn.Unflatten(-1, (2, 4)),
-    "flatten": nn.Sequential(nn.Unflatten(-1, (2, 4)), nn.Flatten(2)),
-    "rms_norm": nn.RMSNorm(SIZE),
-    "alpha_dropout": nn.AlphaDropout(0.2),
-    "sequential": nn.Sequential(nn.Linear(SIZE, 6), nn.Sequential(nn.PReLU(), nn.RMSNorm(6)), nn.Softplus()),
-}
-ALL = nn.Sequential(*[m for name, m in MODULES.items() if name not in ("unflatten", "sequential")], nn.Linear(SIZE, 3))
-PAIRS: dict[str, nn.Module] = {
-    "bilinear": nn.Bilinear(SIZE, SIZE, 3),
-    "cosine_similarity": nn.CosineSimilarity(-1),
-    "pairwise_distance": nn.PairwiseDistance(),
-}
-
-
-def inputs(name: str, lengths: tuple[int, ...] = LENGTHS) -> list[Any]:
-    return [rows(lengths, seed=i) for i in range(2 if name in PAIRS else 1)]
-
-
-def row(module: nn.Module, *xs: Tensor) -> Tensor:
-    """A row as a batch of one, since dims of these modules count the batch."""
-    return module(*[x[None] for x in xs])[0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [*MODULES, *PAIRS])
-def test_module(name: str, kind: str):
-    module = copy.deepcopy({**MODULES, **PAIRS}[name]).eval()
-    assert_same(module, kind, inputs(name), plain, row)
-
-
-@pytest.mark.cases(0, 1)
-@pytest.mark.parametrize("name", ["all", *[pytest.param(name, marks=pytest.mark.slow) for name in PAIRS]])
-@pytest.mark.parametrize("kind", ["nested", pytest.param("masked", marks=pytest.mark.slow)])
-def test_module_compiled(name: str, kind: str):
-    module, counter = copy.deepcopy({"all": ALL, **PAIRS}[name]).eval(), Counter()
-    run = compiled(plain, counter)
-    for lengths in (LENGTHS, *OTHERS):
-        assert_same(module, kind, inputs(name, lengths), run, row)
-    assert counter.graphs == 1
-
-
-def test_softmax_over_the_ragged_dim():
-    """Each row sums to 1 over its own steps."""
-
-    def one(module: nn.Module, x: Tensor) -> Tensor:
-        return x.softmax(0)
-
-    for kind in KINDS:
-        assert_same(nn.Softmax(1), kind, [rows()], plain, one)
 
 
 @pytest.mark.parametrize("run", [plain, pytest.param(None, marks=pytest.mark.slow)], ids=["eager", "compiled"])

@@ -75,13 +75,6 @@ def test_recurrent(name: str, kind: str):
     assert_recurrent(RECURRENT[name](), kind, rows(), plain)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_recurrent_from_states(name: str, kind: str):
-    module, h = RECURRENT[name](), torch.randn(4, len(LENGTHS), 4)
-    assert_recurrent(module, kind, rows(), plain, (h, h) if name == "lstm" else h)
-
-
 SLOW = [pytest.param(name, kind, marks=pytest.mark.slow) for name, kind in (("tanh", "nested"), ("gru", "masked"))]
 
 
@@ -113,13 +106,6 @@ def test_recurrent_compiled_without_gradients():
 def test_recurrent_with_inductor():
     module = RECURRENT["lstm"]()
     assert_recurrent(module, "nested", rows(), torch.compile(plain, fullgraph=True))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_recurrent_time_major(kind: str):
-    """batch_first=False wants the batch as dim 1, as of dense tensors."""
-    module = nn.GRU(SIZE, 4)
-    assert_recurrent(module, kind, Ragged(rows().rows, (0,), 1, slack=2), plain)
 
 
 def test_recurrent_rows_without_steps():
@@ -234,23 +220,6 @@ def two_layers(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Callable[
     return module, run, torch.randn(5, 2, dtype=dtype, requires_grad=True)
 
 
-@pytest.mark.parametrize("name", [name for name in RECURRENT if name != "relu"])  # a kink
-def test_recurrent_second_gradients_check(name: str):
-    module, offsets = RECURRENT[name]().double(), torch.tensor([0, 2, 2, 5])
-    h = torch.randn(4 if name in ("lstm", "gru") else 2, 3, 3 if name == "lstm_projected" else 4, dtype=torch.float64)
-    h.requires_grad_()
-
-    def run(values: Tensor, h: Tensor) -> Any:
-        given = (h, h) if name == "lstm" else h  # one tensor for both states
-        x = tdc.NestedTensor(values, offsets, max_length=3)
-        out, last = module(x) if name == "lstm_projected" else module(x, given)
-        return out.values, *states_of(last)
-
-    values = torch.randn(5, SIZE, dtype=torch.float64, requires_grad=True)
-    given = (values, h.detach()) if name == "lstm_projected" else (values, h)
-    assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
-
-
 def test_recurrent_backward_runs_twice():
     module, run, values = two_layers()
     loss = run(values)[0].square().sum()
@@ -258,14 +227,6 @@ def test_recurrent_backward_runs_twice():
     first = torch.autograd.grad(loss, leaves, retain_graph=True)
     second = torch.autograd.grad(loss, leaves)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def test_recurrent_gradients_of_last_states_only():
-    module, run, values = two_layers()
-    found = torch.autograd.grad(run(values)[1].square().sum(), [values, *module.parameters()])
-    last = torch.cat([one(module, row)[1] if len(row) else torch.zeros(4, 3) for row in values.split([2, 3])], 1)
-    want = torch.autograd.grad(last.square().sum(), [values, *module.parameters()])
-    assert all(is_close(a, b) for a, b in zip(found, want, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
