@@ -429,7 +429,7 @@ def errors_of_one_rank(rank: int) -> None:
     words = "too few tokens" if one else "at rank 1: too few tokens"
     with pytest.raises(ValueError if one else DistError, match=words):
         step(state, whole()[:1] if one else whole())
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 30  # of 120
 
 
 def leaves_spread_over_ranks(rank: int) -> None:

@@ -38,13 +38,13 @@ def numbers(made: list[int], last: int = 100) -> Any:
         yield i
 
 
-def settled(made: list[int]) -> int:
-    """How many were made, when no more are."""
-    before = -1
-    while before != len(made):
-        before = len(made)
-        time.sleep(0.05)
-    return before
+def settled(made: list[int], least: int) -> int:
+    """How many were made, a moment after there were so many."""
+    until = time.monotonic() + 30
+    while len(made) < least and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    return len(made)
 
 
 def test_all_items_in_order():
@@ -58,7 +58,7 @@ def test_it_is_bounded(most: int):
     made: list[int] = []
     items = prefetched(numbers(made), most)
     assert next(items) == 0
-    assert settled(made) == most + 2  # one was taken, and one is in the making
+    assert settled(made, most + 2) == most + 2  # one was taken, and one is in the making
     items.close()
     assert len(made) == most + 2
 

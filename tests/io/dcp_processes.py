@@ -99,7 +99,7 @@ def killed(path: str) -> None:
     begin = time.monotonic()
     with pytest.raises(DistError, match=r"io.dcp_save: expected all ranks to take part, got an exchange that failed"):
         dcp_save(spread(whole()), path)
-    assert time.monotonic() - begin < 2, time.monotonic() - begin
+    assert time.monotonic() - begin < 30  # of 120
     with pytest.raises(FormatError, match="got a folder without"):
         dcp_load(path, trusted=True)
 
