@@ -271,12 +271,10 @@ def in_words(ours: Callable[[Exception], TdcError | None], run: Callable[..., An
         raise told from error
 
 
+@traced_for(in_words)
 def in_words_traced(ours: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replace `in_words` in graphs, where Dynamo has words of its own."""
     return run(*args, **kwargs)
-
-
-trace_as(in_words, in_words_traced)
 
 
 def no_second(op: str) -> str:
