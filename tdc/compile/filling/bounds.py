@@ -25,11 +25,12 @@ def holds(expr: Expr, full: Mapping[Expr, int], filled: Collection[Expr]) -> boo
     if not own or expr in filled:
         return True
     if len(own) == 1:
-        numbers = {**full, own[0]: torch.arange(full[own[0]] + 1)}
+        numbers = torch.arange(full[own[0]] + 1)
         try:
-            return bool((torch.as_tensor(evaluate(expr, numbers)) <= evaluate(expr, full)).all())
-        except RuntimeError:  # of a division by 0
-            return False
+            found = evaluate(expr, {**full, own[0]: numbers})
+        except RuntimeError:  # of a division by 0, which no size is found by
+            found = evaluate(expr, {**full, own[0]: numbers[1:]})
+        return bool((torch.as_tensor(found) <= evaluate(expr, full)).all())
     kind = type(expr).__name__
     if kind == "Add":
         alone = {s: [part for part in expr.args if part.free_symbols & set(own) == {s}] for s in own}

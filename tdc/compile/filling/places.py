@@ -127,10 +127,10 @@ def within(x: Filled, dim: int, *parts: Tensor) -> list[Tensor]:
 def scatter_reduce(
     g: Graph, node: Node, x: Filled, dim: int, index: Filled, src: Filled, *how: Any, **kw: Any
 ) -> Tensor:
-    """Elements reduced at positions along a dim; filling brings the identity."""
+    """Elements reduced at positions along a dim; filling brings the identity, or goes to one more position."""
     name = how[0] if how else "sum"
     if name == "mean" or not kw.get("include_self", True):
-        raise refuse(f"{node.target} as {name} without the elements that are there")
+        return written(g, node, x, dim, index, src, *how, **kw)
     identity = finite(IDENTITIES[name], src.x.dtype)
     put = g.masked(Filled(src.x, index.sizes if len(index.sizes) == src.x.ndim else src.sizes), identity)
     return node.target(x.x, dim, *within(x, dim, positions(g, index, x, dim), put), *how, **kw)
@@ -141,13 +141,31 @@ def scatter(g: Graph, node: Node, x: Filled, dim: int, index: Filled, src: Any) 
     """Elements written at positions along a dim."""
     if isinstance(src, Size):
         raise refuse(f"{node.target} of a number that varies")
-    d, at, mask = dim % max(x.x.ndim, 1), positions(g, index, x, dim), g.mask(index)
-    parts = [at if mask is None else torch.where(mask, at, x.x.shape[d]), *([src.x] if isinstance(src, Filled) else [])]
-    at, *put = within(x, d, *parts)
-    if mask is None:
-        return aten.scatter(x.x, d, at, *(put or [src]))
-    more = torch.cat([x.x, x.x.narrow(d, 0, 1)], d)
-    return aten.scatter(more, d, at, *(put or [src])).narrow(d, 0, x.x.shape[d])
+    return written(g, node, x, dim, index, src)
+
+
+@rule("index_reduce")
+def index_reduce(g: Graph, node: Node, x: Filled, dim: int, index: Filled, src: Filled, *how: Any, **kw: Any) -> Tensor:
+    """Slices reduced at positions along a dim."""
+    more, d, at = with_room(g, x, dim, index)
+    return aten.index_reduce(more, d, at, src.x, *how, **kw).narrow(d, 0, x.x.shape[d])
+
+
+def written(g: Graph, node: Node, x: Filled, dim: int, index: Filled, src: Any, *how: Any, **kw: Any) -> Tensor:
+    """A write at positions along a dim."""
+    if not index.dims:
+        return node.target(x.x, dim, *within(x, dim, positions(g, index, x, dim)), bare(src), *how, **kw)
+    more, d, at = with_room(g, x, dim, index)
+    at, *put = within(x, d, at, *([src.x] if isinstance(src, Filled) else []))
+    return node.target(more, d, at, *(put or [src]), *how, **kw).narrow(d, 0, x.x.shape[d])
+
+
+def with_room(g: Graph, x: Filled, dim: int, index: Filled) -> tuple[Tensor, int, Tensor]:
+    """A tensor with one more position along a dim, the dim, and an index whose filling points there."""
+    d = dim % x.x.ndim
+    more = x.x.new_zeros([1 if k == d else n for k, n in enumerate(x.x.shape)])
+    mask, at = g.mask(index), positions(g, index, x, d)
+    return torch.cat([x.x, more], d), d, at if mask is None else torch.where(mask, at, x.x.shape[d])
 
 
 @rule("searchsorted", "bucketize")
@@ -162,6 +180,12 @@ def searchsorted(g: Graph, node: Node, first: Filled, second: Any, **kwargs: Any
     filled = g.masked(table, finite(math.inf, table.x.dtype), (last,))
     found = target(*((filled, bare(asked)) if sorted_first else (bare(asked), filled)), **kwargs)
     return found if last not in table.dims else found.clamp(max=g.number_of(table.sizes[last])).to(found.dtype)
+
+
+@rule("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(g: Graph, node: Node, *args: Any) -> Any:
+    """Bags by offsets, the last of which goes on to the end."""
+    raise refuse(f"{node.target} of plain offsets", "pass the NestedTensor of indices itself to nn.EmbeddingBag")
 
 
 @rule("embedding_dense_backward")

@@ -20,7 +20,15 @@ from torch import Tensor
 
 from tdc.compile._torch.filled import at_sizes, in_operators, is_of_data, owners_of
 from tdc.compile._torch.inductor import kernels_generated
-from tdc.compile.filling import images, loops, operators, places, shapes, sums  # noqa: F401  # their import fills `RULES`
+from tdc.compile.filling import (  # noqa: F401  # their import fills `RULES`
+    images,
+    loops,
+    matrices,
+    operators,
+    places,
+    shapes,
+    sums,
+)  # fmt: skip
 from tdc.compile.filling.bounds import holds
 from tdc.compile.filling.data_sizes import bounds_of, checks_of, split
 from tdc.compile.filling.run import Graph

@@ -186,21 +186,10 @@ def product(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Tensor:
     return target(*bare(added), *given, **kwargs)
 
 
-MATRICES = (
-    "linalg_inv_ex", "linalg_cholesky_ex", "cholesky_inverse", "linalg_qr", "_linalg_det", "_linalg_slogdet",
-    "linalg_lu", "linalg_lu_factor_ex", "_linalg_eigh", "linalg_eig", "_linalg_svd", "linalg_matrix_exp",
-    "linalg_ldl_factor_ex", "linalg_householder_product", "lu_unpack", "_linalg_solve_ex", "linalg_solve_triangular",
-    "cholesky_solve", "linalg_lu_solve", "linalg_ldl_solve", "ormqr", "_linalg_check_errors", "triangular_solve",
-)  # fmt: skip
-
-
-@rule(*MATRICES)
-def by_matrix(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
-    """An operation on the matrices of the last two dims."""
-    inside = any([d >= x.x.ndim - 2 for x in [*args, *kwargs.values()] if isinstance(x, Filled) for d in x.dims])
-    if inside:
-        raise refuse(str(node.target))
-    return node.target(*bare(args), **bare(kwargs))
+@rule("_trilinear")
+def trilinear(g: Graph, node: Node, *args: Any) -> Tensor:
+    """A sum of products of three."""
+    return node.target(*[g.masked(x, 0) if isinstance(x, Filled) else x for x in args])
 
 
 @rule("kthvalue", "mode", "median", "nanmedian")
