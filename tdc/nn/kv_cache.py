@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tdc.core.arguments import as_own_device, expect, expect_at_least
 from tdc.core.asserts import require
+from tdc.core.dynamo import mark_address
 from tdc.core.errors import DtypeError, ShapeError, describe, message, show_sizes
 from tdc.kernels.attention.cached import cached_rows
 from tdc.layout.segments import lengths_of, local_positions, row_ids
@@ -45,6 +46,8 @@ class KVCache(TensorClass):
 
     Compile:
         fullgraph: one graph for prompts of all lengths, one for single tokens. `append_` mutates its input in place.
+        On a GPU `allocate` marks the memory as one that stays, so that `mode="reduce-overhead"` may write into it
+        (not yet measured); the next step writes over results, so carry `cache.replace(length=cache.length.clone())`.
 
     Example:
         >>> from tdc.ragged.pack import pack
@@ -82,6 +85,9 @@ class KVCache(TensorClass):
         made = [torch.zeros(batch_size, heads, capacity, size, dtype=dtype, device=device) for size in sizes]
         length = torch.zeros(batch_size, dtype=torch.int64, device=made[0].device)
         key, value = (x.transpose(1, 2) if x.is_cpu else x.transpose(1, 2).contiguous() for x in made)
+        for x in (key, value):
+            if not x.is_cpu:
+                mark_address(x)
         return cls(key, value, length, batch_size=[batch_size])
 
     @property

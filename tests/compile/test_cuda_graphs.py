@@ -15,7 +15,8 @@ from torch._dynamo.backends.common import aot_autograd
 from versions import OLD
 
 from tdc import TensorDict
-from tdc.compile import train_step
+from tdc.compile import counted, train_step
+from tdc.nn import KVCache
 from tdc.optim import adamw, chain, clip_by_global_norm, cosine, ema
 
 pytestmark = pytest.mark.skipif(OLD, reason="torch 2.11 has no batch_norm of meta tensors under torch.func.grad")
@@ -95,6 +96,32 @@ def test_the_state_stays_where_it_is(monkeypatch: pytest.MonkeyPatch):
     assert len(static) == leaves == len(inputs) - 2
     written = [n for n in module.graph.nodes if n.target is torch.ops.aten.copy_.default]
     assert {n.args[0].name for n in written} <= {inputs[i].name for i in static}
+
+
+def test_a_cache_stays_where_it_is():
+    """What a step of decoding writes into are inputs whose addresses are marked, for each number of rows."""
+    found: list[Any] = []
+
+    def keep(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.append((module, set(guards.TracingContext.get().fw_metadata.static_input_indices)))
+        return module
+
+    def decode(cache: Any, x: Tensor) -> Any:
+        cache = cache.append_(x, x)
+        return cache, cache.attend(x)
+
+    step = counted(decode, backend=aot_autograd(fw_compiler=keep, keep_inference_input_mutations=True))
+    for rows in (2, 3, 4):
+        cache, x = KVCache.allocate(rows, 8, heads=1, head_dim=4, device="meta"), torch.ones(rows, 1, 1, 4).to("meta")
+        with torch.no_grad():
+            assert step(cache, x)[0].key is cache.key
+    assert step.counts.compiles == 2  # one for the first number of rows, one for all others
+    for module, static in found:
+        inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+        written = {n.args[0] for n in module.graph.nodes if n.target is torch.ops.aten.copy_.default}
+        assert written == {inputs[i] for i in static}
+        assert len(written) == 2
+        assert on_the_host(module) == []
 
 
 @pytest.mark.sweep

@@ -64,7 +64,6 @@ FUNCTIONS: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore:index_reduce")
 def test_values_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch):
     poison(monkeypatch)
-    weights = [*BILINEAR.parameters()]
 
     def loss(x: Any) -> Tensor:
         return FUNCTIONS[name](x).square().sum()
@@ -75,8 +74,8 @@ def test_values_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch):
         x.values.requires_grad_()
         want, got = loss(x), run(x)
         assert_close(got, want, rtol=1e-6, atol=1e-9)
-        wrt, how = [x.values, *weights], {"materialize_grads": True, "allow_unused": True}
-        grads = [torch.autograd.grad(y, wrt, **how) for y in (got, want)]
+        wrt = [x.values, *BILINEAR.parameters()]
+        grads = [torch.autograd.grad(y, wrt, materialize_grads=True, allow_unused=True) for y in (got, want)]
         assert_close(*grads, rtol=1e-6, atol=1e-9)
     assert run.counts.compiles == 1
 
