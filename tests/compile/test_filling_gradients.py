@@ -16,7 +16,7 @@ from tdc.testing import assert_close
 
 BATCHES = ((3, 17, 2), (9, 4, 19), (5, 2, 13))
 GIVEN = Buckets(rows=(4,), totals=(24, 40), lengths=(24,))
-BILINEAR = nn.Bilinear(4, 4, 3).double()
+PLANE, BILINEAR = torch.randn(1, 2, 5, 5).double(), nn.Bilinear(4, 4, 3).double()
 
 
 def ids(x: Any) -> Tensor:
@@ -55,6 +55,9 @@ FUNCTIONS: dict[str, Any] = {
     "solve": lambda x: torch.linalg.solve_ex(square(x), x.values).result,
     "triangular": lambda x: torch.linalg.solve_triangular(square(x).tril(), x.values, upper=False),
     "matrix_exp": lambda x: torch.linalg.matrix_exp(square(x) / 99).sum(1),
+    "sampled": lambda x: F.grid_sample(PLANE, x.values[None, None, :, :2], align_corners=False),
+    "median": lambda x: x.values.median(0).values + x.values.median(),
+    "third": lambda x: x.values.kthvalue(3, 0).values,
     "products of rows": lambda x: ((x @ x.transpose(1, 2)).softmax(2) @ x).sum(1),
 }  # fmt: skip
 

@@ -22,9 +22,9 @@ BY_EXAMPLE = (
     "adaptive_max_pool3d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
     "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-    "grid_sampler_2d", "grid_sampler_3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad1d", "replication_pad2d", "replication_pad3d", "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
+    "replication_pad3d", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention",
 )  # fmt: skip
 
 
@@ -75,6 +75,15 @@ def avg_pool(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Tensor:
     if not known and any([inner(node, x) for x in tensors]):
         raise refuse(f"{node.target} that counts positions")
     return node.target(g.masked(tensors[0], 0), *bare(args[1:]), **kwargs)
+
+
+@rule(*[f"grid_sampler_{n}d{end}" for n in (2, 3) for end in ("", "_backward")])
+def grid_sample(g: Graph, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """Numbers of fixed planes at positions, of which there may be any number."""
+    x, grid = args[-6:-4] if "backward" in str(node.target) else args[:2]
+    if {*x.dims} - {0} or grid.x.ndim - 1 in grid.dims:
+        raise refuse(f"{node.target} of planes whose sides vary")
+    return node.target(*[g.masked(a, 0) if isinstance(a, Filled) else a for a in args], **kwargs)
 
 
 @rule(*BY_EXAMPLE, *[f"{name}_backward" for name in BY_EXAMPLE])

@@ -25,6 +25,7 @@ from tdc.compile.filling import (  # noqa: F401  # their import fills `RULES`
     loops,
     matrices,
     operators,
+    order,
     places,
     shapes,
     sums,

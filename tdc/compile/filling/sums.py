@@ -192,15 +192,6 @@ def trilinear(g: Graph, node: Node, *args: Any) -> Tensor:
     return node.target(*[g.masked(x, 0) if isinstance(x, Filled) else x for x in args])
 
 
-@rule("kthvalue", "mode", "median", "nanmedian")
-def in_order(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
-    """Elements by their order, along a dim without filling."""
-    dim = named(node, args, kwargs).get("dim", -1 if "kthvalue" in str(node.target) or args else None)
-    if dim is None or dim % x.x.ndim in x.dims:
-        raise refuse(str(node.target))
-    return node.target(x.x, *args, **kwargs)
-
-
 @rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
 def fft(g: Graph, node: Node, x: Filled, dims: Sequence[int], *args: Any) -> Tensor:
     """A transform of dims without filling."""
@@ -218,28 +209,3 @@ def cdist(g: Graph, node: Node, *args: Any) -> Tensor:
         raise refuse(str(node.target))
     parts = [g.masked(x, 0) if isinstance(x, Filled) else x for x in args]
     return node.target(*parts[:3], parts[3] or 2) if forward else node.target(*parts)
-
-
-def ordered(g: Graph, x: Filled, dim: int, down: bool) -> Any:
-    """Sorted real elements first; equal ones stay in order, so that filling is behind real extremes."""
-    dtype = x.x.dtype
-    last = finite(-math.inf, dtype) if down else math.nan if dtype.is_floating_point else finite(math.inf, dtype)
-    return torch.sort(g.masked(x, last, (dim % x.x.ndim,)), stable=True, dim=dim, descending=down)
-
-
-@rule("sort")
-def sort(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
-    """Sorted elements."""
-    given = named(node, args, kwargs)
-    return ordered(g, x, given.get("dim", -1), given.get("descending", False))
-
-
-@rule("topk")
-def topk(g: Graph, node: Node, x: Filled, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """The first of sorted elements."""
-    if isinstance(k, Size):
-        raise refuse(f"{node.target} of a number that varies")
-    if dim % x.x.ndim not in x.dims:
-        return aten.topk(x.x, k, dim, largest, sorted)
-    found = ordered(g, x, dim, largest)
-    return found[0].narrow(dim, 0, k), found[1].narrow(dim, 0, k)
