@@ -24,7 +24,7 @@ from tdc.compile.any_size import AnySize
 from tdc.compile.carries import is_container, put_back, tensors_in
 from tdc.core import pytree
 from tdc.core.arguments import expect_at_least, expect_function, normal_dim
-from tdc.core.dynamo import is_batched, trace_as
+from tdc.core.dynamo import is_batched
 from tdc.core.errors import (
     CallError,
     DtypeError,
@@ -166,11 +166,9 @@ def shared_in(out: Any, held: list[Any]) -> Any:
 
 
 def is_mapped(x: Tensor) -> bool:
-    """True if a tensor differs between the examples of the innermost vmap."""
-    return level_of(x) == current_level()
-
-
-trace_as(is_mapped, is_batched)  # Dynamo knows no levels of tensors
+    """True if a tensor differs between the examples of the innermost vmap; in a graph of any, since Dynamo knows no
+    levels of tensors."""
+    return is_batched(x) if torch.compiler.is_dynamo_compiling() else level_of(x) == current_level()
 
 
 def with_shared(out: Any, held: list[Any]) -> Any:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tdc.compile._torch.collectives import exchanged, whole
 from tdc.compile.shards import cut, joined
-from tdc.core.dynamo import trace_as, under_transform
+from tdc.core.dynamo import under_transform
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.dist.form import BARE, as_td
-from tdc.layout.segments import offsets_of, on_host_traced
+from tdc.layout.segments import offsets_of, on_host
 from tdc.layout.structure import Structure
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -29,7 +29,6 @@ from tdc.ragged.two_level import TwoLevelTensor, build_two_level
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.tensordict import TensorDict, build_td
 
-untyped: Any = torch
 in_transform = under_transform
 
 
@@ -231,14 +230,6 @@ def leaves_of(columns: Columns, tensors: Sequence[Tensor]) -> list[Any]:
     return found
 
 
-def ints_of(x: Tensor) -> list[list[int]]:
-    """A matrix of whole numbers on the host."""
-    return untyped.Tensor.tolist(x)
-
-
-trace_as(ints_of, on_host_traced)
-
-
 def with_own(known: list[list[int]], own: list[int], group: Any) -> list[list[int]]:
     """Sizes of all ranks with those of this one as it knows them, so that a graph sees that there are some rows."""
     return [own if r == group.rank() else row for r, row in enumerate(known)]
@@ -268,7 +259,7 @@ def gather_rows(op: str, td: Any, dim: int | None, even: bool, group: Any) -> tu
         out = on_matrices(columns.tensors, columns.slots, lambda x, slot: whole(x, "gather", group))
     else:
         all_sizes = whole(as_tensor(own, columns.tensors[0]).reshape(1, -1), "gather", group)
-        known = with_own(ints_of(all_sizes), own, group)
+        known = with_own(on_host(all_sizes), own, group)
         numbers = all_sizes[:, 0]
         counts = [row[0] for row in known]
 
@@ -309,7 +300,7 @@ def all_to_all_rows(op: str, parts: Sequence[Any], group: Any) -> list[Any]:
         columns.append(columns_of(op, old, td._size[0], 0))
     own = torch.stack([as_tensor(c.sizes, columns[0].tensors[0]) for c in columns])
     ones = [1] * len(columns)
-    known = with_own(ints_of(exchanged(own, ones, ones, group)), columns[group.rank()].sizes, group)
+    known = with_own(on_host(exchanged(own, ones, ones, group)), columns[group.rank()].sizes, group)
     cats = [torch.cat([c.tensors[i] for c in columns]) for i in range(len(columns[0].tensors))]
 
     def run(x: Tensor, slot: int) -> Tensor:

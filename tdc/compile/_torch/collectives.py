@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tdc.core.dynamo import traced_for, under_transform
+from tdc.core.dynamo import under_transform
 from tdc.core.private import find, find_or, nothing, optional
 
 FEATURE = "functional collectives"
@@ -135,14 +135,11 @@ class Waited(torch.autograd.Function):
 
 
 def exchanged(x: Tensor, send: Sequence[int], get: Sequence[int], group: Any) -> Tensor:
-    """Rows of all ranks for this one; `send[r]` rows go to rank r, `get[r]` come from there."""
-    return Exchanged.apply(x, [*send], [*get], group.group_name)
+    """Rows of all ranks for this one; `send[r]` rows go to rank r, `get[r]` come from there.
 
-
-@traced_for(exchanged)
-def exchanged_traced(x: Tensor, send: Sequence[int], get: Sequence[int], group: Any) -> Tensor:
-    """Replace `exchanged` in graphs: Dynamo loses sizes that depend on data among what functions save (2.11-2.15)."""
-    if under_transform():
+    In a graph of plain operators: Dynamo loses sizes that depend on data among what functions save (2.11-2.15).
+    """
+    if under_transform() or not torch.compiler.is_dynamo_compiling():
         return Exchanged.apply(x, [*send], [*get], group.group_name)
     given = torch.view_as_real(x) if x.is_complex() else x
     out = Waited.apply(recorded.all_to_all_single(given.contiguous(), [*get], [*send], group.group_name))
