@@ -2,18 +2,25 @@
 
     query (1, H, N, D), key and value (1, G, M, D)  ->  (1, N, H, D)
 
+A packed batch goes through a model as one sequence (1, N, ...), the rows behind one another. Only attention must know
+where rows begin, and only the attention mask goes to each attention of a model, through its layers, their checkpoints
+and the functions that make masks. So the rows travel as the mask, `Packed`. It is no tensor: whatever computes with it
+as one fails, and does not see other rows.
+
 transformers looks both up by name for each layer. Where the mask is `Packed`, each row attends to itself; any other
 call of the model, a padded batch or `generate`, goes on to transformers' own `sdpa`.
 
-Invariant: whether a layer is causal, and its window, come from the layer itself, and `check` compares them with the
-mask function of transformers.
+Invariants: what is in a `Packed` is never changed; whether a layer is causal, and its window, come from the layer
+itself, and `check` compares them with the mask function of transformers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +28,61 @@ from torch import Tensor
 
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.extras import extra
-from tdc.hf.packed import CROSS, OP, Asked, Packed
 from tdc.kernels.attention.rectangle import causal_mask, shared_heads
+from tdc.layout.structure import Structure
 from tdc.ops.attention.scaled_dot_product import varlen_attention
 from tdc.ragged.nested import NestedTensor
 
+OP = "hf.attend"
+CROSS = "tdc_cross"  # the argument for attention whose mask the model leaves out, of targets to sources
 NAME = "tdc"
 PADDED = "tdc.interop.to_hf(batch) for a padded call"
 UNKNOWN = {"position_bias": "a bias of positions", "s_aux": "attention sinks"}  # arguments that change the weights
+Rule = Callable[[Any, Any, Any, Any], Any]
+
+
+class Asked(NamedTuple):
+    """One call of attention: by which module, what it attends to, and the rule of transformers that says so."""
+
+    module: Any
+    causal: bool
+    window: int | None
+    rule: Rule | None
+
+
+@dataclass(eq=False)
+class Packed:
+    """Rows of queries and of keys in place of an attention mask (1, 1, N, M).
+
+    Attributes:
+        totals: N and M.
+        inputs: of a model whose head takes rows, the inputs of the model below the head.
+        asked: where each call of attention is written down, while a model is checked.
+        rule: the mask function of transformers, `rule(batch, head, query, key)`.
+        flat: the batch came as (1, N), and outputs stay so.
+    """
+
+    queries: Structure
+    keys: Structure
+    totals: tuple[int, int]
+    inputs: dict[str, Any] | None = None
+    asked: list[Asked] | None = None
+    rule: Rule | None = None
+    flat: bool = False
+    ndim: ClassVar[int] = 4
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the mask that this stands for."""
+        return (1, 1, *self.totals)
+
+    def with_rule(self, rule: Rule) -> Packed:
+        """The same rows, to be attended to by a rule."""
+        return Packed(self.queries, self.keys, self.totals, self.inputs, self.asked, rule, self.flat)
+
+    def with_inputs(self, inputs: dict[str, Any]) -> Packed:
+        """The same rows, for a model whose head takes rows."""
+        return Packed(self.queries, self.keys, self.totals, inputs, self.asked, self.rule, self.flat)
 
 
 def register() -> None:

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from tdc.core.errors import UnsupportedError, first_line, message
-from tdc.hf.attention import PADDED
+from tdc.hf.attention import OP, PADDED, Asked, Rule
 from tdc.hf.encoder_decoder import FEATURES, is_encoder_decoder
 from tdc.hf.inputs import ASKED, parameters_of
-from tdc.hf.packed import OP, Asked, Rule
 from tdc.hf.positions import contexts_of
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
-from tdc.hf.attention import require_set
+from tdc.hf.attention import CROSS, OP, Packed, require_set
 from tdc.hf.inputs import (
     ASKED,
     IGNORED,
@@ -37,7 +37,6 @@ from tdc.hf.inputs import (
     refuse_dense,
 )
 from tdc.hf.outputs import nest_sides
-from tdc.hf.packed import CROSS, OP, Packed
 from tdc.hf.positions import Side, counted
 from tdc.layout.padding import pack_rows, pad_rows
 from tdc.layout.segments import longest

@@ -25,7 +25,7 @@ from tdc.core.annotations import python_signature
 from tdc.core.asserts import require
 from tdc.core.dynamo import readable
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.hf.packed import OP, Packed
+from tdc.hf.attention import OP, Packed
 from tdc.interop.huggingface import OFFSETS
 from tdc.layout.padding import pad_rows, valid_mask
 from tdc.layout.segments import lengths_of, local_positions, longest, sizes_of

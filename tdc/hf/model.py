@@ -4,7 +4,7 @@
     output = model(input_ids=x, labels=y)          # NestedTensors (B, -1)
 
 `attend` sets our attention implementation, and wraps the forward of the model: arguments are packed before (`inputs`,
-`encoder_decoder`), outputs nested behind (`outputs`). The rows go to attention as the attention mask (`packed`), and
+`encoder_decoder`), outputs nested behind (`outputs`). The rows go to attention as the attention mask (`attention`), and
 positions in rows to what counts them itself (`positions`). A call without ragged arguments is left as it is.
 
 Heads that give one result for each row (`...ForSequenceClassification`) take positions of rows, such as the first; they
@@ -27,12 +27,11 @@ from typing import Any
 from torch import nn
 
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
-from tdc.hf.attention import NAME, PADDED, library, register, require_set
+from tdc.hf.attention import NAME, OP, PADDED, library, register, require_set
 from tdc.hf.check import alone, check_packed
 from tdc.hf.encoder_decoder import EncoderDecoder, encoder_decoder_forward, is_encoder_decoder
 from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below, parameters_of
 from tdc.hf.outputs import nest_output, settle_output
-from tdc.hf.packed import OP
 from tdc.hf.positions import Side, counted, hook_positions
 from tdc.hf.waves import INPUT, attend_waves
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, message
-from tdc.hf.packed import OP, Packed
+from tdc.hf.attention import OP, Packed
 from tdc.layout.padding import pack_rows, pad_rows
 from tdc.layout.segments import lengths_of, longest
 from tdc.layout.structure import Structure

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from tdc.core.annotations import python_signature
 from tdc.core.pytree import tree_map
-from tdc.hf.packed import Packed
+from tdc.hf.attention import Packed
 from tdc.layout.padding import pack_rows, pad_rows
 from tdc.layout.segments import lengths_on_host, local_positions, longest, row_ids
 from tdc.layout.structure import Structure

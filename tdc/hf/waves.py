@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import TdcError, UnsupportedError, describe, first_line, message
-from tdc.hf.attention import NAME, PADDED, register, require_set
+from tdc.hf.attention import NAME, OP, PADDED, register, require_set
 from tdc.hf.check import at_rest
-from tdc.hf.packed import OP
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 
