@@ -40,8 +40,7 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.compile.loss import loss_of
 from tdc.compile.one_step import Step, check_settings, device_of
-from tdc.compile.rank_errors import all_together
-from tdc.compile.ranks import Exchange, as_on_first, check_group, group_of, rank_of
+from tdc.compile.ranks import Exchange, all_together, as_on_first, check_group, group_of, rank_of
 from tdc.compile.shards import Shards
 from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import (

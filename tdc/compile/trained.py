@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from tdc.compile.counts import Counts, counted, counts_of
 from tdc.compile.loss import read_result
 from tdc.compile.one_step import Step
-from tdc.compile.rank_errors import all_together
-from tdc.compile.ranks import mean_over_ranks, summed
+from tdc.compile.ranks import all_together, mean_over_ranks, summed
 from tdc.compile.train_metrics import rows_of, tokens_of
 from tdc.compile.train_state import locals_of
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong

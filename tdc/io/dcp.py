@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tdc.compile.rank_errors import is_lost, lost
+from tdc.compile.ranks import is_lost, lost
 from tdc.core.arguments import expect
 from tdc.core.dtensor import group_from, is_dtensor
 from tdc.core.dynamo import has_loaded
