@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from tdc.compile._torch.symbolic import Line, fixed, limits, line_of, size_text
-from tdc.compile.flat import Bounds, Input, Output, Size, range_text
+from tdc.compile.signature import Bounds, Input, Output, Size, range_text
 from tdc.core import pytree
 from tdc.core.container import Container
 from tdc.core.errors import (

@@ -29,8 +29,7 @@ from tdc.compile._torch.levels import levels_in_loops
 from tdc.compile._torch.symbolic import any_size
 from tdc.compile.archive import read_weights, save_weights, seal, unseal
 from tdc.compile.dims import Entry, Names, Vary, declared, distinct, has_bounds, outputs
-from tdc.compile.flat import Size
-from tdc.compile.signature import Signature
+from tdc.compile.signature import Signature, Size
 from tdc.core import pytree
 from tdc.core.annotations import python_signature
 from tdc.core.arguments import expect_function

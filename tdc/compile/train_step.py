@@ -33,7 +33,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tdc.compile.cold_start import load_cache, save_cache
+from tdc.compile._torch.caches import load_cache, save_cache
 from tdc.compile.counts import Counts, counted, counts_of
 from tdc.compile.filling.sizes import Buckets, buckets_of
 from tdc.compile.inductor import backend as inductor

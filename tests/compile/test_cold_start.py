@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 import tdc
-from tdc.compile import TrainStep, cold_start, train_step
+from tdc.compile import TrainStep, train_step
 from tdc.compile._torch import caches
 from tdc.optim import sgd
 
@@ -30,10 +30,10 @@ def step() -> TrainStep:
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: TrainStep) -> Path:
     """A file of made up artifacts, and a folder of caches of its own."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
-    monkeypatch.setattr(cold_start, "artifacts", lambda: b"graphs")
-    monkeypatch.setattr(cold_start, "libraries", lambda: {"ab/cabc.main.so": b"kernel"})
+    monkeypatch.setattr(caches, "artifacts", lambda: b"graphs")
+    monkeypatch.setattr(caches, "libraries", lambda: {"ab/cabc.main.so": b"kernel"})
     taken: list[bytes] = []
-    monkeypatch.setattr(cold_start, "take_artifacts", lambda data: taken.append(data) or data == b"graphs")
+    monkeypatch.setattr(caches, "take_artifacts", lambda data: taken.append(data) or data == b"graphs")
     return step.save_cache(tmp_path / "step.cache")
 
 
@@ -88,7 +88,7 @@ def test_no_file(step: TrainStep, tmp_path: Path):
 
 
 def test_nothing_compiled(step: TrainStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cold_start, "artifacts", lambda: None)
+    monkeypatch.setattr(caches, "artifacts", lambda: None)
     with pytest.raises(tdc.StructureError, match="take a step first"):
         step.save_cache(tmp_path / "step.cache")
     assert not list(tmp_path.iterdir())
