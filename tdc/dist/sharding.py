@@ -21,7 +21,7 @@ from tdc.core.arguments import expect
 from tdc.core.dynamo import has_loaded
 from tdc.core.errors import DtypeError, KeyPathError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
-from tdc.tensordict.patterns import matched
+from tdc.tensordict.combine import matched
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 comm: Any = dist  # parts of it without types

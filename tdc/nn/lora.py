@@ -22,8 +22,8 @@ from tdc.core.arguments import expect, expect_at_least, expect_number
 from tdc.core.errors import KeyPathError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, path_of, show
 from tdc.core.typing import KeyPath
+from tdc.tensordict.combine import Select, check_select, chosen
 from tdc.tensordict.nodes import Static
-from tdc.tensordict.patterns import Select, check_select, chosen
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 

@@ -18,8 +18,8 @@ from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.optim.checks import check_grads, check_keys, check_td, check_transform, trainable
 from tdc.optim.transform import PARAMETERS, Optimizer, Transform, group_of, of_parts, rates_of
+from tdc.tensordict.combine import Select, check_select, chosen, refuse_unused
 from tdc.tensordict.paths import all_ancestors
-from tdc.tensordict.patterns import Select, check_select, chosen, refuse_unused
 from tdc.tensordict.storage import retype
 from tdc.tensordict.tensordict import TensorDict, build_td
 

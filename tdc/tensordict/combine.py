@@ -5,8 +5,15 @@
     partition(td, ["x"])           what is at some keys, and what is not
     ravel(td)                      all leaves as one tensor, and the way back
 
+Leaves are also chosen by pattern, a `Select`:
+
+    "encoder.*"                         each key that begins with `encoder.`, a glob on the key with dots
+    ["*.bias", "norm*"]                 keys that match one of them
+    lambda key, leaf: leaf.ndim == 2    leaves for which it is true; keys are str at the top, tuples below
+
 Invariants:
   - leaves that are not joined are passed on as they are; all functions are traceable;
+  - globs look at keys alone, so that in a graph they cost nothing for each leaf;
   - `merge(*partition(td, keys))` has the entries of `td`, and `unravel(ravel(td)) == td`.
 """
 
@@ -14,14 +21,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect_number, keys_of, normal_dim
 from tdc.core.container import Container
+from tdc.core.dynamo import constant
 from tdc.core.errors import (
     DtypeError,
     KeyPathError,
@@ -196,6 +205,49 @@ def ravel(
     flat = torch.cat(parts, -1) if parts else torch.zeros(*size, 0, dtype=dtype, device=td._device)
     rest = None if keep_batch else tuple(td.batch_size)
     return flat, partial(unravel, layout, td._nodes, k, rest, dtype is not None, td._device)
+
+
+# -- leaves by pattern
+
+Select: TypeAlias = "str | Sequence[str] | Callable[[Any, Any], bool]"
+HINT = "'*.bias', ['*.bias', 'norm*'], or lambda key, leaf: leaf.ndim == 2"
+
+
+def check_select(op: str, select: Any) -> None:
+    """Refuse what chooses no leaves, with a DtypeError."""
+    given: Any = select
+    listed = isinstance(select, (tuple, list)) and len(given) > 0 and all([isinstance(x, str) for x in given])
+    if not (isinstance(select, str) or listed or (callable(given) and not isinstance(given, type))):
+        expected = "a pattern of keys, several, or a function of key and leaf"
+        raise DtypeError(message(op, expected, describe(select), hint=HINT))
+
+
+def chosen(leaves: Any, select: Select) -> list[bool]:
+    """True for each leaf of a table that is chosen, in order."""
+    if isinstance(select, str):
+        return list(matched(list(leaves), (select,)))
+    if callable(select):
+        return [bool(select(p, unwrap(x))) for p, x in leaves.items()]
+    return list(matched(list(leaves), tuple(select)))
+
+
+@constant
+def matched(paths: Sequence[KeyPath], patterns: Sequence[str]) -> tuple[bool, ...]:
+    """True for each path that matches one of the patterns.
+
+    Example:
+        >>> matched(["a", ("a", "b"), "c"], ["a.*", "c"])
+        (False, True, True)
+    """
+    return tuple([any([fnmatchcase(show(p), pattern) for pattern in patterns]) for p in paths])
+
+
+def refuse_unused(op: str, leaves: Any, select: Select, flags: Sequence[bool]) -> None:
+    """Refuse a selection that chooses nothing: most often a pattern with a slip."""
+    if not any(flags):
+        some = ", ".join([repr(show(p)) for p in list(leaves)[:5]]) or "none"
+        got = f"none that {select!r} chooses" if not callable(select) else "none that the function chooses"
+        raise KeyPathError(message(op, "at least one leaf", got, hint=f"keys are {some}"))
 
 
 # -- helpers

@@ -15,7 +15,7 @@ from tdc import NestedTensor, ShapeError
 from tdc.core.dynamo import watching
 from tdc.layout import rectangles
 from tdc.layout.structure import Structure
-from tdc.ops.attention import near, scaled_dot_product
+from tdc.ops.attention import scaled_dot_product
 from tdc.ops.attention.scaled_dot_product import varlen_attention
 from tdc.ops.images import conv, planes
 from tdc.testing import forbid
@@ -36,7 +36,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(len(parts))
         return rectangles.from_rectangles(parts, *rest)
 
-    for module in (near, planes):
+    for module in (scaled_dot_product, planes):
         monkeypatch.setattr(module, "from_rectangles", noted)
     monkeypatch.setattr(planes, "counts_on_host", lambda s: True)
     monkeypatch.setattr(rectangles, "CALLS", 1)

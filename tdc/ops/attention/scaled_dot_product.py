@@ -4,7 +4,8 @@
     F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
 Rows stay packed where a kernel takes them so; `choice` has the list. Elsewhere rows are padded, which needs the
-longest length and gives the same numbers. A mask has one of the forms in `masks`.
+longest length and gives the same numbers: all in one rectangle, which computes most, or in a few of examples of near
+lengths, which take more launches, see `near_sizes`. A mask has one of the forms in `masks`.
 
     B rows, L and M longest queries and keys, H heads, G heads of keys, D features
 
@@ -15,7 +16,7 @@ lengths; a query without any key to attend to gives 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,13 +33,21 @@ from tdc.core.typing import OpName
 from tdc.kernels.attention.efficient import runs
 from tdc.kernels.attention.flash import largest_head
 from tdc.kernels.attention.operator import attend
-from tdc.kernels.attention.rectangle import How, ScoreMod, attend_padded, shared_heads, window_mask, within
-from tdc.layout.segments import longest, offsets_int32
+from tdc.kernels.attention.rectangle import (
+    How,
+    ScoreMod,
+    attend_padded,
+    attend_rectangle,
+    shared_heads,
+    window_mask,
+    within,
+)
+from tdc.layout.rectangles import Rectangles, from_rectangles, near_sizes, sides_of, to_rectangles
+from tdc.layout.segments import longest, offsets_int32, sizes_of
 from tdc.layout.structure import Structure
 from tdc.ops.attention.choice import Call, backend
 from tdc.ops.attention.flex import flex_rows
-from tdc.ops.attention.masks import as_dense, operand
-from tdc.ops.attention.near import attend_rectangles
+from tdc.ops.attention.masks import as_dense, operand, squared
 from tdc.ops.rectangle import cut_padding
 from tdc.ops.shape.join import as_rows
 from tdc.ragged.nested import NestedTensor
@@ -127,6 +136,45 @@ def attend_by(
         seeds = torch.randint(SEEDS, (1,), device="cpu") if dropout else None
         return attend_rows(chosen, q, k, v, *offsets, *masks, seeds, None, None, 0, causal, scale, dropout)
     return attend_rectangles(q, k, v, q_rows, k_rows, how)
+
+
+def attend_rectangles(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Tensor:
+    """Packed rows (N, H, D), padded on the way: all in one rectangle, or in several where that is less work."""
+    r = near_sizes(q.shape[1] * (q.shape[2] + v.shape[2]) * q.dtype.itemsize, q_rows, k_rows)
+    if r is None:
+        shape = (q_rows.batch_size, q.shape[1], *longest(q_rows), *longest(k_rows))
+        mask = as_dense(how.mask, sizes_of(q_rows), sizes_of(k_rows), shape)
+        return attend_rectangle(q, k, v, q_rows, k_rows, how._replace(mask=mask))
+    masks, examples = masks_of(how.mask, q.shape[1], q_rows, k_rows, r), r.order.split(r.counts)
+    of_q, of_k = sides_of(q_rows, r)
+    operands = [to_rectangles(t, s, of) for t, s, of in ((q, q_rows, of_q), (k, k_rows, of_k), (v, k_rows, of_k))]
+    outs = []
+    for i, (rows, mask) in enumerate(zip(examples, masks, strict=True)):
+        q_EHLD, k_EHMD, v_EHMD = [parts[i].transpose(1, 2) for parts in operands]
+        sizes = sizes_of(q_rows)[rows], sizes_of(k_rows)[rows]
+        own = how._replace(mask=mask, score_mod=of_examples(how.score_mod, rows))
+        outs.append(attend_padded(q_EHLD, k_EHMD, v_EHMD, sizes, own).transpose(1, 2))
+    return from_rectangles(outs, q_rows, of_q, q.shape[0])
+
+
+def masks_of(mask: Any, heads: int, q_rows: Structure, k_rows: Structure, r: Rectangles) -> Sequence[Tensor | None]:
+    """The mask of each rectangle, which is dense."""
+    sizes = sizes_of(q_rows), sizes_of(k_rows)
+    if isinstance(mask, NestedTensor):
+        pairs: Any = squared(mask, *sizes)
+        parts = to_rectangles(pairs.values.movedim(0, -1), pairs.structure, r)
+        return [part.movedim(-1, 1) for part in parts]
+    dense = as_dense(mask, *sizes, (q_rows.batch_size, heads, 0, 0))
+    if dense is None or dense.shape[0] == 1:
+        return [dense] * len(r.counts)
+    return dense.index_select(0, r.order).split(r.counts)
+
+
+def of_examples(score_mod: ScoreMod | None, rows: Tensor) -> ScoreMod | None:
+    """A function of scores for some examples of the batch."""
+    if score_mod is None:
+        return None
+    return lambda s, b, h, i, j: score_mod(s, rows[b], h, i, j)
 
 
 def check_call(
