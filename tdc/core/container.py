@@ -115,9 +115,7 @@ class Container(Frozen):
         """Number of dims, as `ndim`."""
         return dims_of(self)
 
-    def ndimension(self) -> int:
-        """Number of dims, as `ndim`."""
-        return dims_of(self)
+    ndimension = dim
 
     def _repr_html_(self) -> str:
         """The text of a batch, for notebooks."""

@@ -53,23 +53,16 @@ class Frozen:
 
 
 def constant_of(slot: str) -> Op:
-    """Replace in graphs a property that reads a dim from a slot, by a constant.
+    """Replace in graphs a property that reads a dim, or a tuple of dims, from a slot, by a constant.
 
     A symbol, as an int may be otherwise, Dynamo takes for any object in `1 in dims`, and the graph is wrong
     (2.11-2.13).
     """
 
-    def read(self: Any) -> int:
-        return index(getattr(self, slot))
-
-    return read
-
-
-def constants_of(slot: str) -> Op:
-    """`constant_of` for a tuple of dims."""
-
-    def read(self: Any) -> tuple[int, ...]:
-        return tuple([index(d) for d in getattr(self, slot)])
+    def read(self: Any) -> int | tuple[int, ...]:
+        dims: Any = getattr(self, slot)
+        entries: Any = dims
+        return tuple([index(d) for d in entries]) if isinstance(dims, tuple) else index(entries)
 
     return read
 

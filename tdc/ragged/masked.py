@@ -27,7 +27,7 @@ from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import certain, has_numbers, hold, is_on_host, known, mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc.core.frozen import constant_of, constants_of
+from tdc.core.frozen import constant_of
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
@@ -78,7 +78,7 @@ class MaskedBatch(Operations):
     """
 
     __slots__ = ("__weakref__", "_batch", "_data", "_lengths", "_ragged")
-    _constants: ClassVar = {"ragged_dims": constants_of("_ragged"), "batch_dim": constant_of("_batch")}
+    _constants: ClassVar = {"ragged_dims": constant_of("_ragged"), "batch_dim": constant_of("_batch")}
     _kind = "masked"
     _instead = "x.with_data(data), or torch.where(mask, new, x)"
     _settings: ClassVar = {"lengths": "tdc.MaskedBatch(x.data, lengths)", "requires_grad": "x.requires_grad_()"}

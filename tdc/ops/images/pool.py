@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +29,7 @@ from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
+from tdc.layout.padding import valid_mask
 from tdc.ops.images.planes import (
     Planes,
     Span,
@@ -197,7 +197,8 @@ def scattered(op: Op, p: Planes, data: Tensor, index: Tensor, spans: list[Span])
     own = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
     width: list[Any] = [size * span.times + span.add for size, span in zip(data.shape[2:], spans, strict=True)]
     count: Any = math.prod(width)
-    real, bound = inside(p, data.shape[2:]), functools.reduce(torch.mul, own).view(-1, *[1] * (index.ndim - 1))
+    real = valid_mask(torch.stack(p.sizes, 1), tuple(data.shape[2:])).unsqueeze(1)
+    bound = functools.reduce(torch.mul, own).view(-1, *[1] * (index.ndim - 1))
     there = (index >= 0) & (index < bound)
     hint = "pass kernel_size, stride and padding of the max_pool that found them; sizes must be what its windows cover"
     if eager():
@@ -206,15 +207,6 @@ def scattered(op: Op, p: Planes, data: Tensor, index: Tensor, spans: list[Span])
     at = torch.where(real & there, plane_positions(index, own, width, back=True), count).flatten(2)
     zeros = data.new_zeros((*data.shape[:2], count + 1))
     return zeros.scatter(2, at, data.flatten(2))[:, :, :count].view(*data.shape[:2], *width)
-
-
-def inside(p: Planes, width: Sequence[int]) -> Tensor:
-    """True on real positions of a rectangle, (B, 1, *P)."""
-    n, parts = len(p.sizes), []
-    for d, size in enumerate(p.sizes):
-        position = torch.arange(width[d], device=size.device) < size.unsqueeze(1)
-        parts.append(position.view(position.shape[0], 1, *[1] * d, position.shape[1], *[1] * (n - 1 - d)))
-    return functools.reduce(torch.logical_and, parts)
 
 
 # -- bins whose number is given

@@ -77,7 +77,7 @@ def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool) -> Any:
     Several results come in the named tuple that torch returns, and share their lengths.
     """
     dims = dims_of(op, x, dim)
-    kept = [i for i, d in enumerate(x.ragged_dims) if d not in dims]
+    kept = split_dims(x.ragged_dims, dims)[1]
     if keepdim and kept[-1] - kept[0] >= len(kept):
         got, hint = "a static dim between them", "keepdim=False where there is one, or loop over x.unbind()"
         raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
@@ -116,16 +116,10 @@ def resized_structure(s: Structure, sizes: Tensor | None) -> Structure:
     return Structure(offsets_of(sizes.prod(1)), sizes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
 
 
-def split_dims(s: Structure, dims: tuple[int, ...]) -> tuple[list[int], list[int]]:
+def split_dims(ragged_dims: tuple[int, ...], dims: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Ragged dims that are among some dims, and those that are not, counted from the first ragged one."""
-    along = [r for r, d in enumerate(s.ragged_dims) if d in dims]
-    return along, [r for r in range(s.ragged_ndim) if r not in along]
-
-
-def sizes_at(s: Structure, which: Sequence[int]) -> Tensor:
-    """The sizes (B, R) of some of the ragged dims."""
-    sizes = sizes_of(s).unbind(1)
-    return torch.stack([sizes[r] for r in which], 1)
+    along = [r for r, d in enumerate(ragged_dims) if d in dims]
+    return along, [r for r in range(len(ragged_dims)) if r not in along]
 
 
 def longest_at(s: Structure, which: Sequence[int]) -> tuple[int, ...] | None:
@@ -135,7 +129,7 @@ def longest_at(s: Structure, which: Sequence[int]) -> tuple[int, ...] | None:
 
 def kept_structures(s: Structure, dims: tuple[int, ...]) -> tuple[Structure, Structure]:
     """The structures of a batch without the ragged dims among `dims`, and with static dims of size 1 instead."""
-    along, kept = split_dims(s, dims)
+    along, kept = split_dims(s.ragged_dims, dims)
     batch_dim = s.batch_dim - len([r for r in along if s.ragged_dims[r] < s.batch_dim])
     outer = structure_with(s, tuple(kept), s.packed_dim, batch_dim)
     return outer, outer.moved(s.packed_dim + kept[0], s.batch_dim)
@@ -144,7 +138,7 @@ def kept_structures(s: Structure, dims: tuple[int, ...]) -> tuple[Structure, Str
 @once_for_each
 def structure_with(s: Structure, kept: tuple[int, ...], packed_dim: int, batch_dim: int) -> Structure:
     """The structure with some of the ragged dims, its axes at these dims."""
-    return structure_of_sizes(sizes_at(s, kept), longest_at(s, kept), packed_dim, batch_dim)
+    return structure_of_sizes(columns(sizes_of(s), kept), longest_at(s, kept), packed_dim, batch_dim)
 
 
 def without_static(x: NestedTensor, y: Any, dims: tuple[int, ...]) -> NestedTensor:
@@ -156,14 +150,14 @@ def without_static(x: NestedTensor, y: Any, dims: tuple[int, ...]) -> NestedTens
 
 def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     s, e = x.structure, x.structure.packed_dim
-    along, kept = split_dims(s, dims)
+    along, kept = split_dims(s.ragged_dims, dims)
     order, turn, count = [*kept, *along], kept[-1] > along[0], len(along)
     values = in_order(x, order) if turn else x.values
     outer, wide = kept_structures(s, dims)
     known = on_host_too(s, lambda sizes: columns(sizes, kept))
     remember(sizes_on_host, outer, known)
     rows = torch.repeat_interleave(sizes_of(outer).prod(1), output_size=elements(known))
-    inner = structure_of_sizes(sizes_at(s, along)[rows], longest_at(s, along), e)
+    inner = structure_of_sizes(columns(sizes_of(s), along)[rows], longest_at(s, along), e)
 
     def dim_of(d: int) -> int:
         axis: Any = s.axis(d, x.ndim, "sum")
@@ -200,8 +194,7 @@ def inverse(order: list[int]) -> list[int]:
 
 
 def masked_lines(x: MaskedBatch, dims: tuple[int, ...]) -> Lines:
-    along = [r for r, d in enumerate(x.ragged_dims) if d in dims]
-    kept = [r for r in range(len(x.ragged_dims)) if r not in along]
+    along, kept = split_dims(x.ragged_dims, dims)
     front = (x.batch_dim, *[x.ragged_dims[r] for r in kept])
     rest = [d for d in range(x.ndim) if d not in front]
     first = tuple(range(len(front)))
