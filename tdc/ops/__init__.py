@@ -14,12 +14,12 @@ from tdc.ops.extend import implements as implements
 from tdc.ops.images.windows import random_masking as random_masking
 from tdc.ops.images.windows import window_partition as window_partition
 from tdc.ops.images.windows import window_unpartition as window_unpartition
-from tdc.ops.products.max_sim import max_sim as max_sim
+from tdc.ops.products.distance import max_sim as max_sim
 from tdc.ops.reduce.counts import histc as histc
 from tdc.ops.sampling import top_k_top_p_filtering as top_k_top_p_filtering
 
 # isort: off
-from tdc.ops import checkpoint, extend, indexing, loss, masks, rnn, stft, unbatched  # noqa: F401
+from tdc.ops import extend, indexing, loss, masks, rnn, stft, unbatched  # noqa: F401
 from tdc.ops.elementwise import comparison, factory, pointwise, random  # noqa: F401
 from tdc.ops.images import conv, pool, resample  # noqa: F401
 from tdc.ops.layers import channel, embedding_bag, feature_sizes, norm, positionwise  # noqa: F401

@@ -1,17 +1,28 @@
-"""Give the containers the methods that rows of the table name; imported once all rows are there.
+"""What all rows have in common: methods, other names, and functions that call a function; imported once all are there.
 
 Other names that torch has for an operation, such as `torch.concat` for `torch.cat`, run the rows of what they stand
 for. torch gives both names the same arguments and results, but for the names of arguments.
+
+`torch.utils.checkpoint.checkpoint` and `torch.compiler.nested_compile_region` hand containers on as they are. In a
+graph containers are flattened outside of the operator and built again inside (torch 2.11-2.13; torch 2.11 lets only
+tensors come out). A region of containers is traced in place: one of tensors alone is compiled once, but torch takes no
+closure over a container for it (torch 2.13-2.15).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
+from tdc.core import pytree
 from tdc.core.container import as_method, install_methods
 from tdc.core.errors import op_name
-from tdc.core.rules import DISPATCH, RULES
+from tdc.core.rules import DISPATCH, IMPLS, RULES
+from tdc.core.torch_functions import checkpoint_operator, region_operator
 from tdc.core.typing import Op
 from tdc.ops.two_level import TWO_LEVEL_RULES
 from tdc.ragged.masked import MaskedBatch
@@ -19,6 +30,22 @@ from tdc.ragged.nested import NestedTensor
 from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict import at as _at  # noqa: F401  # which `td.at` calls
 from tdc.tensordict.tensordict import TensorDict
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`torch.utils.checkpoint.checkpoint` with containers among the arguments, as Dynamo traces it."""
+    flat, spec = pytree.tree_flatten(args)
+
+    def inner(*leaves: Any, **named: Any) -> Any:
+        return function(*pytree.tree_unflatten(list(leaves), spec), **named)
+
+    return torch.utils.checkpoint.checkpoint(inner, *flat, **kwargs)
+
+
+def region(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function marked by `torch.compiler.nested_compile_region` with containers, as Dynamo traces it."""
+    return function(*args, **kwargs)
+
 
 CLASSES: dict[str, type] = {
     "tensordict": TensorDict, "nested": NestedTensor, "masked": MaskedBatch, "two_level": TwoLevelTensor,
@@ -57,4 +84,9 @@ for _alias, _op in ALIASES.items():
             if _method is not None and _method not in _table:
                 _table[_method] = _table[_op]
                 setattr(CLASSES[_kind], _name, as_method(_alias, _name))
+for _kind in DISPATCH:
+    DISPATCH[_kind][region_operator] = f"{_kind}_region"
+    IMPLS[f"{_kind}_region"] = region
+    DISPATCH[_kind][checkpoint_operator] = f"{_kind}_checkpoint"
+    IMPLS[f"{_kind}_checkpoint"] = checkpoint
 install_methods(CLASSES, (*RULES, *TWO_LEVEL_RULES))

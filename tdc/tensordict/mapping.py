@@ -125,15 +125,10 @@ class Keyed(Container):
         self, include_nested: bool = False, leaves_only: bool = False, is_leaf: IsLeaf = None, *, sort: bool = False
     ) -> tuple[tuple[Any, Any], ...]:
         """Pairs in the order of `keys` with the same arguments."""
-        if is_leaf is not None or sort:
-            return tuple([(k, self.get(k)) for k in matching_keys(self, include_nested, leaves_only, is_leaf, sort)])
-        if [x for x in self._leaves.values() if isinstance(x, Leaf)]:  # `in map(type, ...)`: no trace on torch 2.11
-            return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
-        if not self._nodes:
-            return tuple(self._leaves.items())
-        if include_nested and leaves_only:
+        plain = is_leaf is None and not sort and (not self._nodes or (include_nested and leaves_only))
+        if plain and not [x for x in self._leaves.values() if isinstance(x, Leaf)]:  # as they are stored
             return (*self._leaves.items(), *[(p, n.value) for p, n in statics(self._nodes).items()])
-        return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
+        return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only, is_leaf, sort=sort)])
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain dicts of the leaves and static values."""

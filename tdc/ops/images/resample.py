@@ -66,10 +66,7 @@ def interpolate(
             wide = averaged(wide, [(d + 2, *bins(own, target, out, longest, widest))])
             continue
         step = None if ratios is None else ratios[d]
-        if antialias:
-            wide = filtered(wide, d + 2, mode, own, target, out, step, bool(align_corners))
-            continue
-        wide = combined(wide, d + 2, taps(mode, own, target, out, step, bool(align_corners), wide.dtype))
+        wide = along(wide, d + 2, mode, own, target, out, step, bool(align_corners), antialias)
     return resized(p, wide.to(x.dtype), [None] * n if scales is None else spans)
 
 
@@ -85,12 +82,18 @@ def sized_as(x: Any, like: Any, n: int, mode: str, align: bool, antialias: bool)
     p, data = planes(x, n, op, [Span()] * n, "a new size")
     to, wide = measured(like, n, op, [Span()] * n, "a new size"), widened(data)
     for d in reversed(range(n)):
-        sizes = p.sizes[d], to.sizes[d], to.widest[d]
-        if antialias:
-            wide = filtered(wide, d + 2, mode, *sizes, None, align)
-        else:
-            wide = combined(wide, d + 2, taps(mode, *sizes, None, align, wide.dtype))
+        wide = along(wide, d + 2, mode, p.sizes[d], to.sizes[d], to.widest[d], None, align, antialias)
     return repacked(wide.to(x.dtype), like)
+
+
+def along(
+    x: Tensor, dim: int, mode: str, own: Tensor, target: Tensor, out: int, step: Tensor | None, align: bool,
+    antialias: bool,
+) -> Tensor:  # fmt: skip
+    """One dim resampled, of rows of sizes `own` before and `target` after, `out` the longest."""
+    if antialias:
+        return filtered(x, dim, mode, own, target, out, step, align)
+    return combined(x, dim, taps(mode, own, target, out, step, align, x.dtype))
 
 
 def check_mode(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ from tdc.core.dtypes import rounded_once
 from tdc.core.errors import IndexingError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.layout.segments import lengths_of, reduce_rows
+from tdc.layout.structure import Structure
 from tdc.ops.elementwise.pointwise import packed_operand
 from tdc.ops.layers.positionwise import dense_weights
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
 
 MODES = ("mean", "sum", "max")
 
@@ -51,25 +50,15 @@ def embedding_bag(
         if not -weight.shape[0] <= padding_idx < weight.shape[0]:
             hint = f"0 to {weight.shape[0] - 1}"
             raise IndexingError(message("embedding_bag", "padding_idx of a row of weight", f"{padding_idx}", hint=hint))
-    bags = partial(
-        reduced_bags, input, weight, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq,
-        mode=mode, sparse=sparse, padding_idx=padding_idx,
-    )  # fmt: skip
-    if per_sample_weights is None:
-        return bags(None)
-    return bags(packed_operand(per_sample_weights, input, F.embedding_bag))
+    found = F.embedding(input.values, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if per_sample_weights is not None:
+        found = found * packed_operand(per_sample_weights, input, F.embedding_bag).unsqueeze(-1)
+    real = None if padding_idx is None else input.values != padding_idx % weight.shape[0]
+    return reduced_bags(found, real, input.structure, mode)
 
 
-def reduced_bags(
-    x: NestedTensor, weight: Tensor, weights: Tensor | None, max_norm: Any, norm_type: float,
-    scale_grad_by_freq: bool, mode: str, sparse: bool, padding_idx: int | None,
-) -> Tensor:  # fmt: skip
-    """The bags as embeddings that are reduced."""
-    s = x.structure
-    found = F.embedding(x.values, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    if weights is not None:
-        found = found * weights.unsqueeze(-1)
-    real = None if padding_idx is None else x.values != padding_idx % weight.shape[0]
+def reduced_bags(found: Tensor, real: Tensor | None, s: Structure, mode: str) -> Tensor:
+    """Embeddings (N, D) reduced to those of bags (B, D); `real` tells which ones count, (N,), None for all."""
     count = lengths_of(s) if real is None else reduce_rows(real.long(), s, "sum", 0)
     if real is not None:
         found = found.masked_fill(~real.unsqueeze(-1), -math.inf if mode == "max" else 0)
