@@ -34,8 +34,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import tdc
 from tdc import NestedTensor
 from tdc.compile import counted
+from tdc.kernels.attention.rectangle import How
 from tdc.ops.attention import scaled_dot_product
 from tdc.ops.attention.choice import Call, backend
+from tdc.ops.attention.scaled_dot_product import call_of
 
 HALF, WHOLE = torch.float16, torch.float32
 GPU = Call("cuda", HALF, (64, 64), flash_head=192, efficient=True, fuses=True)
@@ -83,6 +85,15 @@ CHOICES: dict[str, tuple[Call, str]] = {
 def test_choice(name: str):
     call, expected = CHOICES[name]
     assert backend(call) == expected
+
+
+def test_the_facts_of_a_call():
+    x = tdc.pack([torch.randn(n, 2, 8) for n in (3, 2)])
+    q, rows, other = x.values, x.structure, tdc.pack([torch.ones(n) for n in (3, 2)]).structure
+    assert call_of(q, q, q[..., :4], rows, rows, How(causal=True)) == Call("cpu", WHOLE, (8, 4), causal=True)
+    how = How(False, mask=torch.zeros(3, 3, requires_grad=True), dropout=0.5, score_mod=alibi)
+    facts = {"masked": True, "learns": True, "dropout": True, "score_mod": True, "windowed": True, "same_rows": False}
+    assert call_of(q, q, q, rows, other, how, 2) == Call("cpu", WHOLE, (8, 8), **facts)
 
 
 MASKS: dict[str, Any] = {

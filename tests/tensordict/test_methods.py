@@ -48,6 +48,7 @@ def test_facts_of_ragged_leaves_and_objects():
     td: Any = TensorDict({"x": ragged(), "n": ObjectArray(["a", "b", "c"])}, [3])
     assert td.is_cpu
     assert td.select("x").dtype == torch.float32
+    assert [torch.is_floating_point(part) for part in (td.select("x"), td)] == [True, False]
 
 
 def test_questions_of_torch():
