@@ -48,8 +48,8 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
-def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors as `torch.autocast`, where it is on, hands them to a matrix product; it knows no operations of ours."""
+def as_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Tensors or batches as `torch.autocast`, where it is on, hands them to a product; it knows none of ours."""
     device = tensors[0].device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return tensors
@@ -57,16 +57,24 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple([t.to(dtype) if t.dtype in (torch.float32, *HALF) else t for t in tensors])
 
 
-def in_float32(op: Op, impl: Op) -> Op:
-    """`impl` of half precision in float32, where `torch.autocast` is on and runs torch's `op` so."""
-    devices = [device for device, ops in AUTOCAST_FLOAT32.items() if op in ops]
-    if not devices:
+def under_autocast(op: Op, impl: Op) -> Op:
+    """`impl` in the dtype of torch's `op` where `torch.autocast` is on."""
+    policies = [(device, policy) for (device, policy), ops in AUTOCAST.items() if op in ops]
+    if not policies:
         return impl
 
     @wraps(impl)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if any([torch.is_autocast_enabled(device) and args[0].device.type == device for device in devices]):
-            args = tuple([a.to(torch.float32) if getattr(a, "dtype", None) in HALF else a for a in args])
+        own = [*args, *kwargs.values()][0].device.type
+        on = [policy for device, policy in policies if own == device and torch.is_autocast_enabled(device)]
+        if on == [AS_GIVEN]:
+            with torch.autocast(own, enabled=False):
+                return impl(*args, **kwargs)
+        if on:
+            dtype = torch.float32 if on == [WIDE] else torch.get_autocast_dtype(own)
+            cast = HALF if on == [WIDE] else (torch.float32, *HALF)
+            args = tuple([a.to(dtype) if getattr(a, "dtype", None) in cast else a for a in args])
+            kwargs = {k: a.to(dtype) if getattr(a, "dtype", None) in cast else a for k, a in kwargs.items()}
         return impl(*args, **kwargs)
 
     return run
@@ -133,15 +141,21 @@ def is_floating(dtype: torch.dtype) -> bool:
 
 
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
-AUTOCAST_FLOAT32: dict[str, tuple[Op, ...]] = {  # of those that do not call torch's own on the values
-    "cpu": (
+WIDE, NARROW, AS_GIVEN = "float32", "half precision", "without autocast"
+NARROWED = (torch.addmm, torch.addbmm, torch.baddbmm, torch.linalg.vecdot, F.prelu)
+AUTOCAST: dict[tuple[str, str], tuple[Op, ...]] = {  # of those that do not call torch's own on the values
+    ("cpu", WIDE): (
         torch.prod, torch.quantile, torch.nanquantile, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
         F.adaptive_max_pool3d, F.multilabel_margin_loss,
     ),
-    "cuda": (
+    ("cpu", NARROW): NARROWED,
+    ("cpu", AS_GIVEN): (torch.mv, torch.addmv, torch.dot, torch.vdot),
+    ("cuda", WIDE): (
         torch.prod, torch.sum, torch.cumsum, torch.cumprod, torch.softmax, torch.log_softmax, torch.logsumexp,
         F.multilabel_margin_loss,
     ),
+    ("cuda", NARROW): (*NARROWED, torch.addmv, torch.addr),
+    ("cuda", AS_GIVEN): (torch.dot, torch.vdot),
 }  # fmt: skip
 untyped: Any = torch  # the stubs of its norms leave types open
 FLOATING: dict[Op, int] = {

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tdc.core.dtypes import floating, in_float32
+from tdc.core.dtypes import floating, under_autocast
 from tdc.core.errors import UnsupportedError, message, op_name
 from tdc.core.torch_functions import own_name
 from tdc.core.typing import Op
@@ -140,7 +140,7 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -
         rows: the list that the row joins.
     """
     impl, table = floating(rule.op, rule.impl), DISPATCH[rule.kind]
-    impl = impl if rule.kind == "tensordict" else in_float32(rule.op, impl)  # whose leaves torch or another row takes
+    impl = impl if rule.kind == "tensordict" else under_autocast(rule.op, impl)  # of leaves torch or a row
     rule = rule if impl is rule.impl else replace(rule, impl=impl)
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.asserts import require
+from tdc.core.dtypes import as_autocast
 from tdc.core.dynamo import known
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define
@@ -208,6 +209,8 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
 
     A batch where a ragged letter is in `out`, else a dense tensor. Letters in `exact` do not broadcast from size 1.
     """
+    if len(terms) > 1 and any([c in terms[1].dims and c not in out for c in terms[0].dims]):  # as torch.bmm
+        terms = [Term(t.dims, x) for t, x in zip(terms, as_autocast(*[t.x for t in terms]), strict=True)]
     if any([c not in out for t in terms for c in t.dims]):
         terms = summable(op, terms)
     terms = across_batches(op, terms, out)
