@@ -339,15 +339,6 @@ def test_loader_with_workers(collate: Any):
 # -- torch's machinery
 
 
-def test_autocast():
-    x, linear = rows(2, 0, 3), torch.nn.Linear(3, 4)
-    for batch in (x, x.to_padded()):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = linear(batch)
-        assert out.dtype == torch.bfloat16
-        assert type(out) is type(batch)
-
-
 def test_checkpoint():
     x, linear = rows(2, 0, 3), torch.nn.Linear(3, 3)
     plain, saved = x.clone().requires_grad_(), x.clone().requires_grad_()

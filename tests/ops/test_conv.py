@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tdc
-from tdc import NestedTensor, ShapeError, StructureError, UnsupportedError
+from tdc import ShapeError, StructureError, UnsupportedError
 
 F: Any = torch.nn.functional
 SIZES = ((7, 5), (4, 9), (6, 6))
@@ -64,12 +64,6 @@ def test_sizes_that_stay_keep_the_structure():
     assert same(packed).structure is packed.structure
     assert same(padded).lengths is padded.lengths
     assert F.max_pool2d(packed, 3, 1, 1).structure is packed.structure
-
-
-@pytest.mark.parametrize("op", [nn.Conv1d(4, 2, 3), nn.MaxPool1d(2), nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(2)])
-def test_a_batch_of_no_rows(op: nn.Module):
-    empty = NestedTensor(torch.zeros(4, 0), torch.zeros(1, dtype=torch.int64), ragged_dim=2)
-    assert op(empty).shape == (0, *op(torch.zeros(1, 4, 8)).shape[1:2], 2 if "Adaptive" in repr(op) else -1)
 
 
 def test_a_row_shorter_than_the_kernel():

@@ -291,18 +291,6 @@ def test_exported():
         torch.testing.assert_close(list(made(x).unbind()), [net(row[None])[0] for row in x.unbind()])
 
 
-def test_autocast():
-    x, weight = packed(images(2, dtype=torch.float32)), torch.randn(8, 4, 3, 3, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = F.conv2d(x, weight)
-        want = [F.conv2d(row[None], weight)[0] for row in x.unbind()]
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(list(out.unbind()), want, rtol=2e-2, atol=2e-2)
-    out.values.sum().backward()
-    assert weight.grad is not None
-    assert weight.grad.dtype == torch.float32
-
-
 def filtered(x: NestedTensor, weight: Tensor) -> Tensor:
     return F.conv2d(x, weight).values.pow(3).sum()
 

@@ -122,12 +122,6 @@ def test_images_without_positions(sizes: Any, kind: int):
     same(batch.flatten(2).unflatten(2, batch), list(x.unbind()))
 
 
-@pytest.mark.parametrize("kind", [0, 1])
-def test_no_images(kind: int):
-    batch = both(images()[:0])[kind]
-    assert batch.flatten(2).batch_size == batch.flatten(1).unflatten(1, (3, -1)).batch_size == (0,)
-
-
 RESHAPES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
     "positions": (lambda x: x.reshape(x.shape[0], x.shape[1], -1), lambda r: r.flatten(1)),
     "positions, by view": (lambda x: x.view(x.size(0), 3, -1), lambda r: r.flatten(1)),

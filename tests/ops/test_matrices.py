@@ -60,12 +60,6 @@ def test_nothing_and_many(name: str, lengths: tuple[int, ...]):
         torch.testing.assert_close(y.unbind(), want)
 
 
-def test_autocast():
-    x, w, _ = given(LENGTHS[0], torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.matmul(x, w).dtype == torch.matmul(x.mT, x).dtype == torch.bfloat16
-
-
 def test_operands_that_do_not_fit():
     x, w, _ = given(LENGTHS[0])
     with pytest.raises(tdc.ShapeError, match="one size for dim"):

@@ -167,14 +167,6 @@ def test_exported():
         torch.testing.assert_close(made(x), torch.cat([net(row[None]) for row in x.unbind()]))
 
 
-def test_autocast():
-    x, net = packed(images(2, torch.float32)), network()
-    with torch.autocast("cpu", torch.bfloat16):
-        out, want = net(x), torch.cat([net(row[None]) for row in x.unbind()])
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, want, rtol=5e-2, atol=5e-2)
-
-
 def test_what_torch_refuses_goes_to_torch():
     x = packed(images(2))
     with pytest.raises(RuntimeError, match="pad should be at most half"):

@@ -237,11 +237,6 @@ def test_parts_between_positions_in_a_tensor(positions: list[int]):
 OF_NONE: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {  # and the shape of the result
     "a position": (lambda x: x[:, 0], (0, 2)),
     "positions": (lambda x: x[:, [0, 1, 0]], (0, 3, 2)),
-    "index_select": (lambda x: x.index_select(1, torch.tensor([1, 0])), (0, 2, 2)),
-    "gather": (lambda x: x.gather(1, torch.zeros(0, 3, 2, dtype=torch.int64)), (0, 3, 2)),
-    "quantile": (lambda x: x.quantile(torch.tensor([0.5, 0.2, 0.1]), 2).sum(2), (3, 0)),
-    "windows": (lambda x: x.unfold(1, 3, 1).sum(1), (0, 2, 3)),
-    "a circle": (lambda x: F.pad(x, (0, 0, 1, 1), mode="circular").sum(1), (0, 2)),
 }
 
 
