@@ -29,7 +29,7 @@ from tdc.ops.reduce import (  # noqa: F401
     vector_norm,
 )  # fmt: skip
 from tdc.ops.shape import flatten, join, lengths, dims, moves, split  # noqa: F401
-from tdc.ops.tensordict import batch, batch_dims, memory  # noqa: F401
+from tdc.ops.tensordict import batch, batch_dims, memory, sizes  # noqa: F401
 from tdc.ops import two_level  # noqa: F401  # which runs rows of the others
 from tdc.ops import install  # noqa: F401
 # isort: on

@@ -188,6 +188,12 @@ def fits(shape: Sequence[int], logical: Sequence[int]) -> bool:
     return all([m == -1 or n == m or n == 1 or m == 1 for n, m in pairs])  # not n == -1: no trace on torch 2.11
 
 
+def clash(shape: Sequence[int], rectangle: Sequence[int]) -> bool:
+    """True if sizes are known not to broadcast against those of a rectangle, counted from the last dim."""
+    pairs = zip(reversed(shape), reversed(rectangle), strict=False)
+    return any([known(n != 1) and known(n != m) and known(m != 1) for n, m in pairs])
+
+
 def unbroadcast(op: Op, like: Ragged, dense: Tensor) -> ShapeError | DtypeError:
     """The error for a dense operand that does not broadcast, or is a tensor of `torch.nested`."""
     if dense.is_nested:
@@ -215,12 +221,12 @@ def nary_masked(op: Op) -> Op:
         everything = (*args, *kwargs.values())
         grows = any([isinstance(a, MaskedBatch) and a.ragged_dims != like.ragged_dims for a in everything])
         exact = divides and not like.dtype.is_floating_point
+        for a in everything:
+            if isinstance(a, Tensor) and (a.ndim > like.ndim or clash(a.shape, like.shape)):
+                raise unbroadcast(op, like, a)
         neutral = grows or exact or any([isinstance(a, Tensor) for a in everything])
         part = neutral_operand if neutral else padded_operand
-        try:
-            out = op(*[part(a, like, op) for a in args], **{k: part(a, like, op) for k, a in kwargs.items()})
-        except RuntimeError as error:
-            raise unfit(op, like, everything, error) from None
+        out = op(*[part(a, like, op) for a in args], **{k: part(a, like, op) for k, a in kwargs.items()})
         if part is padded_operand:
             return like.with_data(out)
         fixed = (like.batch_dim, *like.ragged_dims)
@@ -229,12 +235,6 @@ def nary_masked(op: Op) -> Op:
         return like.with_data(out.masked_fill(~like.mask, 0))
 
     return run
-
-
-def unfit(op: Op, like: MaskedBatch, operands: Sequence[Any], error: RuntimeError) -> Exception:
-    """An error of torch, as one of the library where sizes of a dense operand are its cause."""
-    dense = [a for a in operands if isinstance(a, Tensor) and not (a.ndim <= like.ndim and fits(a.shape, like.shape))]
-    return unbroadcast(op, like, dense[0]) if dense and type(error) is RuntimeError else error
 
 
 def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:

@@ -40,7 +40,7 @@ def linear(op: Op, input: Any, weight: Any, bias: Any = None) -> None:
         raise misfit(op, "features", weight.shape[1], input, -1, hint)
 
 
-@checks(F.cosine_similarity, F.pairwise_distance)
+@checks(F.cosine_similarity, F.pairwise_distance, torch.cdist)
 def pairs(op: Op, x1: Any, x2: Any, *args: Any, **kwargs: Any) -> None:
     for x, y in ((x1, x2), (x2, x1)):
         sized = isinstance(y, Tensor) and y.ndim > 0

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim, shown
 from tdc.core.asserts import require
+from tdc.core.calls import checks
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.typing import Op
@@ -174,14 +175,19 @@ def quantile_of(segments: Segments, order: Tensor, last: Tensor, q: Tensor, how:
     return found.masked_fill(empty, math.nan)
 
 
+@checks(torch.quantile, torch.nanquantile)
+def refuse_probability(op: Op, input: Any, q: Any, *args: Any, **kwargs: Any) -> None:
+    if isinstance(q, (int, float)) and not 0 <= q <= 1:
+        raise ShapeError(message(op, "q in [0, 1]", f"{q}", hint="q = 0.5 is the median"))
+
+
 def quantile_ragged(
     op: Op, x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Ragged | Tensor:
     """`quantile` and `nanquantile`."""
     if x.dtype not in (torch.float32, torch.float64):  # of others torch has none, along whatever dim
         raise DtypeError(message(op, "float32 or float64", describe(x), hint="x.float()"))
-    if isinstance(q, (int, float)) and not 0 <= q <= 1:
-        raise ShapeError(message(op, "q in [0, 1]", f"{q}", hint="q = 0.5 is the median"))
+    refuse_probability(op, x, q)
     if dim is None and isinstance(x, NestedTensor):
         out = op(x.values, q, interpolation=interpolation)
         return out.view(*out.shape, *[1] * x.ndim) if keepdim else out

@@ -235,6 +235,8 @@ def with_factors(x: Ragged, d: int, sizes: tuple[int, ...]) -> Ragged:
     before, lengths = math.prod(lead), sizes_along(x, d)
     hint = "F.pad, or x[:, :n], before it"
     text = message("unflatten", f"lengths that {shown(step)} divides", "another one", hint=hint)
+    if isinstance(x, NestedTensor) and known(x.values.shape[x.structure.packed_dim] % step != 0):
+        raise ShapeError(text)  # a graph would fail in torch before it asks for lengths
     require((lengths % step == 0).all(), text, ShapeError)
     batch = x._batch_dim + (len(sizes) - 1) * (d < x._batch_dim)
     if isinstance(x, NestedTensor):

@@ -156,6 +156,8 @@ def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = 
     """Each example several times. Numbers of times in a tensor become positions, found once for all leaves."""
     td = x if dim is not None or dims_of(x) == 1 else reshape_tensordict("reshape", x, -1)
     d = 0 if dim is None else normal_dim(dim, dims_of(x), "repeat_interleave")
+    if isinstance(repeats, int) and known(repeats < 0):
+        raise ShapeError(message("repeat_interleave", "0 times or more", f"{repeats}", hint="td[:0] has no examples"))
     if not isinstance(repeats, Tensor):
         return lift(td, lambda v: v.repeat_interleave(repeats, d, **kwargs), op="repeat_interleave")
     count = repeats.numel()
