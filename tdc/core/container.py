@@ -150,6 +150,10 @@ class Container(Frozen):
     def __dlpack__(self, **kwargs: Any) -> NoReturn:
         self.__dlpack_device__()
 
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what numpy asks for, which would make an array of objects of the examples."""
+        raise DtypeError(message("asarray", "a tensor", describe(self), hint=ARRAYS[self._kind]))
+
     def __bool__(self) -> bool:
         name = type(self).__name__
         got, hint = f"the truth value of a {name}", "x.all() or x.any() for its elements, len(x) > 0 for its rows"
@@ -159,6 +163,12 @@ class Container(Frozen):
 ONE_TENSOR = {  # what a container has of a tensor
     "nested": "x.values, or x.to_padded().filled(0) with padding", "masked": "x.data, or x.filled(0)",
     "two_level": "x.values.values", "leaf": "x.value", "tensordict": "td['key'], or torch.stack of leaves of one shape",
+}  # fmt: skip
+
+OF_ROWS = "[row.numpy() for row in x.unbind()], or the numbers of x.to_padded().filled(0)"
+ARRAYS = {  # what numpy takes of a container
+    "nested": OF_ROWS, "masked": OF_ROWS, "two_level": OF_ROWS, "leaf": "x.value.numpy()",
+    "tensordict": "td['key'].numpy(), or tdc.interop.to_struct_array(td), an array of records",
 }  # fmt: skip
 
 

@@ -101,12 +101,6 @@ def contains(x: Ragged, element: Any) -> bool:
     return bool((x == element).any())  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]  # of the rules
 
 
-def as_array(x: Ragged, *args: Any, **kwargs: Any) -> Any:
-    """numpy has no ragged arrays."""
-    hint = "[row.numpy() for row in x.unbind()], or the numbers of x.to_padded().filled(0)"
-    raise DtypeError(message("asarray", "a tensor", describe(x), hint=hint))
-
-
 def cu_seqlens(x: NestedTensor) -> Tensor:
     """Offsets as flash-style kernels take them: starts of rows, and N, (B+1,) int32."""
     return offsets_int32(x.structure)
@@ -167,7 +161,6 @@ OF_DATA = {
 SHARED: dict[str, Any] = {
     **OF_DATA,
     "nbytes": property(nbytes),
-    "__array__": as_array,
     "__contains__": contains,
     "__iter__": iterate,
     "is_contiguous": is_contiguous,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import as_own_device, expect, int_tuple
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.typing import Dims
 from tdc.layout.segments import sizes_on_host, structure_of_sizes
@@ -78,11 +79,16 @@ def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> Nest
         torch.Size([2, -1, 4])
     """
     check_rows("from_numpy", arrays, ())
-    wrong = {f"row {i}": describe(row) for i, row in enumerate(arrays) if not hasattr(row, "__array__")}
+    wrong = {f"row {i}": describe(row) for i, row in enumerate(arrays) if not has_array(row)}
     hint = "tdc.from_list(rows) for nested lists"
     refuse_wrong(DtypeError, "from_numpy", "numpy arrays", wrong, "rows that are not", hint)
     device = as_own_device("from_numpy", device)
     return pack([row_of("from_numpy", row, i, None, device) for i, row in enumerate(arrays)], ragged_dim=ragged_dim)
+
+
+def has_array(row: Any) -> bool:
+    """True of numpy arrays, and of what numpy makes arrays of."""
+    return hasattr(row, "__array__") and not isinstance(row, Container)
 
 
 def check_rows(op: str, rows: Any, kinds: tuple[type, ...]) -> None:
@@ -194,9 +200,8 @@ def check_dtypes(tensors: list[Any]) -> None:
     wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
     if wrong:
         first: Any = next(t for t in tensors if not isinstance(t, Tensor))
-        from_numpy = hasattr(first, "__array__")
         hint = "tdc.from_list(rows)" if isinstance(first, (list, tuple)) else "torch.as_tensor(row)"
-        hint = "tdc.from_numpy(rows)" if from_numpy else hint
+        hint = "tdc.from_numpy(rows)" if has_array(first) else hint
         raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are not", wrong, hint))
     device, first = tensors[0].device, tensors[0].dtype
     wrong = {f"row {i}": f"{describe(t)} on {t.device}" for i, t in enumerate(tensors) if t.device != device}
