@@ -103,7 +103,7 @@ def classes(x: Any) -> Tensor:
     return (x.values[:, 0] * 1000).long() % 9
 
 
-@pytest.mark.parametrize("functions", [FUNCTIONS[k::4] for k in range(4)])
+@pytest.mark.parametrize("functions", [FUNCTIONS[k::6] for k in range(6)])
 def test_functions(functions: Any, monkeypatch: pytest.MonkeyPatch):
     """No result reads what stands in the filling."""
     poison(monkeypatch)

@@ -118,7 +118,7 @@ class Program:
                 raise ShapeError(message(OP, f"sizes from data with {expr}", got))
         for x, val in zip(given, self.inputs, strict=True):
             expected = tuple([evaluate(n, real) for n in shapes_in(val)])
-            if isinstance(val, Tensor) and x.shape != expected:
+            if isinstance(x, Tensor) and x.shape != expected:
                 raise ShapeError(message(OP, f"a tensor of {expected} from data", f"one of {tuple(x.shape)}"))
 
     def graph_for(self, real: dict[Expr, int], args: Sequence[Any]) -> tuple[Fixed, Callable[..., Any]]:
