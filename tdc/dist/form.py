@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ MOST = 256  # forms that are kept before all are forgotten
 BOUNDS = "max_length", "outer_max_length"  # optional, and no part of the form
 NONE = -1  # a bound that is not there
 BARE = "value"  # the key of a structure that is one leaf
+X = TypeVar("X")
 untyped: Any = torch
 
 
@@ -115,12 +116,15 @@ class Form:
 
     def layout(self, sizes: Sizes) -> Layout:
         """Positions of tensors of some sizes in a message."""
-        found = self.known.get(sizes)
-        if found is None:
-            if len(self.known) >= MOST:
-                self.known.clear()
-            found = self.known[sizes] = laid_out(self, sizes)
-        return found
+        return self.known.get(sizes) or remember(self.known, sizes, laid_out(self, sizes))
+
+
+def remember(known: dict[Any, X], key: Any, x: X, most: int = MOST) -> X:
+    """Keep what was computed, and return it; all is forgotten before there is too much."""
+    if len(known) >= most:
+        known.clear()
+    known[key] = x
+    return x
 
 
 class Layout(NamedTuple):
@@ -215,11 +219,7 @@ def described(op: str, x: Any, ties: bool = False) -> Described:
         got = f"{len(wrong)} elsewhere"
         raise StructureError(message(op, f"leaves on {tensors[0].device}", got, wrong, "td.to(device)"))
     key = (*signature, tuple(td._nodes.items()), ties_of(tensors) if ties else None, torch.device("meta") in devices)
-    plan = PLANS.get(key)
-    if plan is None:
-        if len(PLANS) >= MOST:
-            PLANS.clear()
-        plan = PLANS[key] = plan_of(op, td, bare, ties)
+    plan = PLANS.get(key) or remember(PLANS, key, plan_of(op, td, bare, ties))
     if sizes[k:]:
         sizes = [sizes[i] for i in plan.sizes]
     return Described(td, plan.form, tuple(sizes), [tensors[i] for i in plan.order])
@@ -351,9 +351,7 @@ class NoSizes(tuple[int, ...]):
 
 def kept(form: Form) -> Form:
     """The same form as a known one, if it is known."""
-    if len(FORMS) >= MOST and form.digest not in FORMS:
-        FORMS.clear()
-    return FORMS.setdefault(form.digest, form)
+    return FORMS.get(form.digest) or remember(FORMS, form.digest, form)
 
 
 def read_form(op: str, schema: bytes) -> Form:

@@ -162,7 +162,7 @@ def columns_of(op: str, leaves: Sequence[Any], rows: int, dim: int) -> Columns:
     for given in leaves:
         x = given.to_packed() if isinstance(given, MaskedBatch) else given
         if isinstance(x, Tensor):
-            own, make = [(x.movedim(dim, 0), 0)], make_dense(dim)
+            own, make = [(x.movedim(dim, 0), 0)], lambda parts: parts[0].movedim(0, dim)
         elif dim != 0:
             hint = "dim=0, the examples"
             raise ShapeError(message(op, f"dense leaves for dim={dim}", describe(given), hint=hint))
@@ -178,11 +178,6 @@ def columns_of(op: str, leaves: Sequence[Any], rows: int, dim: int) -> Columns:
         found.makers.append(make)
         found.counts.append(len(own))
     return found
-
-
-def make_dense(dim: int) -> Callable[[Sequence[Tensor]], Any]:
-    """Make a dense leaf of its column."""
-    return lambda parts: parts[0].movedim(0, dim)
 
 
 def nested_columns(x: NestedTensor, rows: int, sizes: list[int]) -> list[tuple[Tensor, int]]:

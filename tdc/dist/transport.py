@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tdc.core.dtensor import group_from
 from tdc.core.errors import DistError, DtypeError, StructureError, TdcError, describe, first_line, message
-from tdc.dist.form import Described, Form, Sizes, kept, read_form
+from tdc.dist.form import Described, Form, Sizes, kept, read_form, remember
 from tdc.io.filenames import Keys, dotted, first
 from tdc.io.files import bytes_of, host
 from tdc.io.manifest import Entry, stored_at
@@ -59,10 +59,7 @@ class Ranks:
 
     def remember(self, channel: Any, form: Form) -> Form:
         """Remember that a form went through a channel. Returns the form."""
-        if len(self.forms) >= MOST_FORMS:
-            self.forms.clear()
-        self.forms[channel, form.digest] = form
-        return form
+        return remember(self.forms, (channel, form.digest), form, MOST_FORMS)
 
 
 RANKS: Any = WeakKeyDictionary()
