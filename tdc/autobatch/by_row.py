@@ -17,7 +17,7 @@ from torch import Tensor
 from tdc.autobatch.decorator import BatchFunction, batch
 from tdc.compile.gradients import both_of
 from tdc.compile.upstream import traced
-from tdc.compile.vectorize import run_rows_by
+from tdc.compile.vectorize import BY_ROW
 from tdc.core import pytree
 from tdc.core.arguments import positions_of
 from tdc.core.dynamo import constant
@@ -109,4 +109,4 @@ def expanded(x: Any, count: Any) -> Any:
     return pytree.tree_unflatten([leaf.expand(count, *leaf.shape) for leaf in leaves], spec)
 
 
-run_rows_by(by_row)
+BY_ROW.append(by_row)

@@ -114,11 +114,6 @@ def vmap(
 BY_ROW: list[Callable[..., Any]] = []  # what maps over ragged rows, in a room above
 
 
-def run_rows_by(run: Callable[..., Any]) -> None:
-    """Register the function that maps over the rows of ragged batches."""
-    BY_ROW.append(run)
-
-
 def is_rows(x: Any, dim: Any) -> bool:
     """True for an argument that is mapped over the batch dim of ragged rows."""
     if not isinstance(dim, int):
