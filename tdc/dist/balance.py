@@ -26,7 +26,6 @@ from tdc.dist.form import described
 from tdc.dist.transport import ranks_of, taking_part
 
 OP = "dist.balance"
-untyped: Any = torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,20 +128,17 @@ def remember(known: dict[Any, X], key: Any, x: X, most: int = MOST) -> X:
 
 
 class Layout(NamedTuple):
-    """Tensors of a form with sizes: shapes of its runs, elements of each dtype, and bytes in all."""
+    """Tensors of a form with sizes: shapes of its runs, and bytes in all."""
 
     shapes: tuple[tuple[int, ...], ...]
-    numels: dict[torch.dtype, int]
     nbytes: int
 
 
 def laid_out(form: Form, sizes: Sizes) -> Layout:
     """The layout of a form."""
     shapes = tuple([resolved(run.template, sizes) for run in form.runs])
-    numels = dict.fromkeys(form.groups, 0)
-    for run, shape in zip(form.runs, shapes, strict=True):
-        numels[run.dtype] += run.times * prod(shape)
-    return Layout(shapes, numels, sum([n * dtype.itemsize for dtype, n in numels.items()]))
+    runs = zip(form.runs, shapes, strict=True)
+    return Layout(shapes, sum([run.times * prod(shape) * run.dtype.itemsize for run, shape in runs]))
 
 
 def resolved(template: Any, sizes: Sizes) -> Any:

@@ -117,17 +117,6 @@ def quantile(op: Any) -> Op:
     return run
 
 
-def through(op: Any) -> Op:
-    """A row for an operation that counts its dims from the last: the batch is one more in front."""
-
-    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
-        n = rank(x)
-        ready = [of_rank(a, n) for a in args]
-        return op(ragged(x, op), *ready, **{k: of_rank(a, n) for k, a in kwargs.items()})
-
-    return run
-
-
 def parted(op: Any) -> Op:
     """A row for `split` and `chunk`: along a ragged dim into parts of sizes that all share."""
 
@@ -145,7 +134,7 @@ def parted(op: Any) -> Op:
 
 
 def static_tail(op: Any) -> Op:
-    """`through` for what takes the sizes of the last dims of examples, and weights that all share."""
+    """A row for what takes the sizes of the last dims of examples, and weights that all share."""
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         only_shared(op, *args, *kwargs.values())
@@ -176,7 +165,7 @@ def normalized(op: Any) -> Op:
 
 
 def matrices(op: Any) -> Op:
-    """`through` for operations on the last two dims, which examples must have."""
+    """A row for operations on the last two dims, which examples must have: the batch is one more in front."""
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         n = rank(x)
