@@ -1,4 +1,4 @@
-"""What all rows have in common: methods, other names, and functions that call a function; imported once all are there.
+"""Methods and other names of all rows, and functions that call a function; imported once all rows are there.
 
 Other names that torch has for an operation, such as `torch.concat` for `torch.cat`, run the rows of what they stand
 for. torch gives both names the same arguments and results, but for the names of arguments.
