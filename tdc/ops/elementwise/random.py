@@ -28,11 +28,6 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.storage import Ragged, data_of, with_data
 
 
-def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
-    """Padding is no probability, and draws 0."""
-    return x.with_data(torch.bernoulli(x.filled(0), *args, **kwargs))
-
-
 def gumbel_softmax_ragged(logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Any:
     """A draw from the softmax along a static or ragged dim; `hard` is one-hot, with the derivative of the soft one.
 
@@ -70,7 +65,8 @@ def largest(values: Tensor, axis: int) -> Tensor:
 for _op in (F.dropout, F.alpha_dropout, torch.rand_like, torch.randn_like, torch.randint_like):
     unary(_op, family="random")
 define(
-    torch.bernoulli, "random", nested=unary_nested(torch.bernoulli), masked=bernoulli_masked,
+    torch.bernoulli, "random", nested=unary_nested(torch.bernoulli),
+    masked=lambda x, *args, **kwargs: x.with_data(torch.bernoulli(x.filled(0), *args, **kwargs)),  # of padding 0
     tensordict=unary_tensordict(torch.bernoulli),
 )  # fmt: skip
 along(F.gumbel_softmax, "logits tau hard eps dim*=-1", "random", ragged=gumbel_softmax_ragged)

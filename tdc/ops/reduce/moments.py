@@ -42,10 +42,6 @@ def nanmean_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: Any = Non
     return rounded_once(lambda x: nansum_of(x, dims, keepdim) / real, x, dtype)
 
 
-def nanmean_values(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    return rounded_once(lambda values: torch.nanmean(values, dim, keepdim), values, dtype)
-
-
 def logsumexp_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     exact = x.dtype.is_floating_point or x.dtype.is_complex
     run = partial(log_of_sum, dims=dims, keepdim=keepdim)
@@ -130,7 +126,10 @@ reduction(
     dense=lambda values, dim=None, keepdim=False: values.ne(0).sum(dim, keepdim), dims="input dim**=None", identity=0,
 )  # fmt: skip
 reduction(torch.nansum, nansum_of, family="moments", identity=0)
-reduction(torch.nanmean, nanmean_of, family="moments", dense=nanmean_values)
+reduction(
+    torch.nanmean, nanmean_of, family="moments",
+    dense=lambda x, dim=None, keepdim=False, dtype=None: rounded_once(lambda v: v.nanmean(dim, keepdim), x, dtype),
+)  # fmt: skip
 reduction(torch.logsumexp, logsumexp_of, family="moments", dense=log_values, identity=-math.inf)
 for _op, _impl in (
     (torch.std, partial(moment_ragged, torch.std)), (torch.var, partial(moment_ragged, torch.var)),

@@ -24,10 +24,6 @@ from tdc.ops.rectangle import rectangle
 from tdc.ops.reduce.reduction import reduction
 
 
-def prod_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
-    return prod_dims(rectangle(x, 1), dims, keepdim, dtype=dtype)
-
-
 def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     dims = tuple(range(values.ndim)) if dim is None else dim
     return rounded_once(partial(product, dims=dims, keepdim=keepdim), values, dtype)
@@ -140,4 +136,7 @@ def derivable(values: Tensor, times: Callable[[Tensor], Tensor], total: Callable
     return scale * growth * torch.where(count == 0, 1, none) + torch.where(count == 0, 0, times(fixed))
 
 
-reduction(torch.prod, prod_of, dense=prod_dims, dims="input dim*=None keepdim", identity=1)
+reduction(
+    torch.prod, lambda x, *given, **kwargs: prod_dims(rectangle(x, 1), *given, **kwargs), dense=prod_dims,
+    dims="input dim*=None keepdim", identity=1,
+)  # fmt: skip
