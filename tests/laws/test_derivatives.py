@@ -77,9 +77,17 @@ def twice(results: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
 
 
 Order = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-NEITHER = ("cdist", "ctc_loss", "embedding_bag", "hardsigmoid", "multi_margin_loss", "multilabel_margin_loss")
+NEITHER = (
+    "cdist",
+    "ctc_loss",
+    "embedding_bag",
+    "grid_sample",
+    "hardsigmoid",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+)
 LACKING: dict[Order, tuple[str, ...]] = {  # what torch has no such derivatives of
-    forward: (*NEITHER, "grid_sample", "huber_loss", "index_reduce", "lstm", "ormqr", "soft_margin_loss"),
+    forward: (*NEITHER, "huber_loss", "index_reduce", "lstm", "ormqr", "soft_margin_loss"),
     twice: NEITHER,
 }
 
