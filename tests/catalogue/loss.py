@@ -103,24 +103,29 @@ def nll_loss(rule: Rule) -> Iterator[Sample]:
 
 
 def ctc_loss(rule: Rule) -> Iterator[Sample]:
-    """Rows of more frames than targets."""
+    """Rows of more frames than targets; with `zero_infinity` of too few, where targets repeat."""
 
-    def draw(d: Draw, reduction: str) -> Call:
-        long = tuple(2 * n + 3 for n in d.lengths)
-        frames = d.ragged(Layout((), (5,)), lengths=long)
-        return call(frames, d.ragged("flat", "natural"), None, None, reduction=reduction)
+    def draw(d: Draw, reduction: str, **options: Any) -> Call:
+        few = "zero_infinity" in options
+        frames = d.ragged(Layout((), (6,)), lengths=tuple([n + 1 if few else 2 * n + 3 for n in d.lengths]))
+        return call(frames, d.ragged("flat", "natural"), None, None, reduction=reduction, **options)
 
     def want(ref: Any, args: Any, kwargs: Any) -> Tensor:
         x, target, _, _ = args
         pairs = zip(x.rows, target.rows, strict=True)
-        losses = [ref(a, b, torch.tensor(len(a)), torch.tensor(len(b)), reduction="none") for a, b in pairs]
-        if kwargs["reduction"] == "none":
-            return torch.stack(losses)
+        options = {**kwargs, "reduction": "none"}
+        losses = [ref(a, b, torch.tensor(len(a)), torch.tensor(len(b)), **options) for a, b in pairs]
+        if kwargs["reduction"] != "mean":
+            return torch.stack(losses) if kwargs["reduction"] == "none" else torch.stack(losses).sum()
         counts = [max(len(row), 1) for row in target.rows]
         return torch.stack([loss / n for loss, n in zip(losses, counts, strict=True)]).mean()
 
     for reduction in ("mean", "none"):
         yield Sample(reduction, lambda d, r=reduction: draw(d, r), want, MODES if reduction == "mean" else LIGHT)
+    yield Sample("another blank", lambda d: draw(d, "sum", blank=5), want, LIGHT)
+    for reduction in ("mean", "sum"):
+        infinite = lambda d, r=reduction: draw(d, r, zero_infinity=True)  # noqa: E731
+        yield Sample(f"{reduction}, zero_infinity", infinite, want, (*LIGHT, "compile"))
 
 
 ELEMENTWISE = (

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import Counter
 from texts import T, Texts
 from torch import nn
 from torch.testing import assert_close
@@ -282,45 +281,7 @@ def test_a_number_as_a_tensor_widens_no_dtype(loss: Any):
             assert loss(*operands, reduction="none").dtype is torch.float16
 
 
-# -- ctc_loss of pairs, eagerly and in one graph
-
-
-BLANK_OF_CTC = 2
-CTC_PAIRS = (((7, 9, 5), (2, 3, 0)), ((4, 12), (5, 1)), ((6, 6, 8, 10), (1, 1, 2, 3)))  # 4 frames: too few for 5 labels
-
-
-@pytest.mark.cases(1, 1)
-@pytest.mark.parametrize(("reduction", "zero_infinity"), [("mean", True), ("sum", True), ("none", False)])
-def test_values_and_gradients_in_one_graph(reduction: str, zero_infinity: bool):
-    how: dict[str, Any] = {"blank": BLANK_OF_CTC, "zero_infinity": zero_infinity}
-
-    def loss(x: Any, labels: Any) -> Any:
-        return functions.ctc_loss(x.log_softmax(-1), labels, None, None, reduction=reduction, **how)
-
-    counter = Counter("aot_eager")
-    graph = torch.compile(loss, fullgraph=True, backend=counter)
-    torch.manual_seed(0)
-    for frames, labels in CTC_PAIRS:
-        rows = [torch.randn(n, 6, requires_grad=True) for n in frames]
-        texts = [torch.randint(BLANK_OF_CTC + 1, 6, (n,)) for n in labels]
-        each = torch.stack([loss_of_pair(x, t, how) for x, t in zip(rows, texts, strict=True)])
-        counts = torch.tensor(labels).clamp(min=1)
-        want = {"mean": (each / counts).mean(), "sum": each.sum(), "none": each}[reduction]
-        grads = torch.autograd.grad(want.sum(), rows)
-        x, t = tdc.pack([row.detach() for row in rows]), tdc.pack(texts)
-        for call, a, b in ((loss, x, t), (loss, x.to_padded(float("nan")), t.to_padded()), (graph, x, t)):
-            leaf: Any = a.detach().requires_grad_()
-            found = call(leaf, b)
-            assert_close(found, want, rtol=1e-5, atol=1e-5)
-            found.sum().backward()
-            assert_close(leaf.grad.unbind(), grads, rtol=1e-5, atol=1e-5, equal_nan=True)
-    assert counter.graphs == 1
-
-
-def loss_of_pair(x: Any, labels: Any, how: dict[str, Any]) -> Any:
-    """The loss of one pair."""
-    lengths = torch.tensor(len(x)), torch.tensor(len(labels))
-    return functions.ctc_loss(x.log_softmax(-1), labels, *lengths, reduction="none", **how)
+# -- ctc_loss
 
 
 def test_texts_without_labels():
