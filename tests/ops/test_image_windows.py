@@ -43,42 +43,27 @@ def one_partition(image: Tensor, h: int, w: int) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
-def test_windows_and_back(padded: bool):
-    for sizes in SIZES:
-        rows, x, leaf = images(sizes, padded)
-        want = [one_partition(r, 3, 2) for r in rows]
-        grads = torch.autograd.grad(torch.stack([w.cos().sum() for w in want]).sum(), rows)
-        windows, back = both(x)
-        assert_close(list(windows.unbind()), want)
-        assert_close(list(back.unbind()), [r.sin() for r in rows])
-        assert_close(by_row(x, torch.autograd.grad(windows.cos().sum(), leaf)[0]), list(grads))
-        assert_close(by_row(x, torch.autograd.grad(both(x)[1].sum(), leaf)[0]), [r.detach().cos() for r in rows])
-
-
 def both(x: Any) -> tuple[Any, Any]:
     windows = window_partition(x, (3, 2))
     return windows, window_unpartition(windows.sin(), x)
 
 
-@pytest.mark.cases(slow=1)
-@pytest.mark.slow
+@pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "graph"])
 @pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
-def test_windows_in_one_graph(padded: bool):
+def test_windows_and_back(padded: bool, in_graph: bool):
     count = Counter()
-    compiled = torch.compile(both, fullgraph=True, backend=count)
+    run = torch.compile(both, fullgraph=True, backend=count) if in_graph else both
     for sizes in SIZES:
         rows, x, leaf = images(sizes, padded)
         want = [one_partition(r, 3, 2) for r in rows]
         grads = torch.autograd.grad(torch.stack([w.cos().sum() for w in want]).sum(), rows)
-        for run in (both, compiled):
-            windows, back = run(x)
-            assert_close(list(windows.unbind()), want)
-            assert_close(list(back.unbind()), [r.sin() for r in rows])
-            assert_close(by_row(x, torch.autograd.grad(windows.cos().sum(), leaf)[0]), list(grads))
-            found = torch.autograd.grad(run(x)[1].sum(), leaf)[0]
-            assert_close(by_row(x, found), [r.detach().cos() for r in rows])
-    assert count.graphs == 1
+        windows, back = run(x)
+        assert_close(list(windows.unbind()), want)
+        assert_close(list(back.unbind()), [r.sin() for r in rows])
+        assert_close(by_row(x, torch.autograd.grad(windows.cos().sum(), leaf)[0]), list(grads))
+        found = torch.autograd.grad(run(x)[1].sum(), leaf)[0]
+        assert_close(by_row(x, found), [r.detach().cos() for r in rows])
+    assert count.graphs == in_graph
 
 
 def test_windows_of_one_static_size_and_half():
@@ -159,31 +144,6 @@ def test_wrong_input():
 
 
 # -- blocks
-
-
-def one_fold(blocks: Tensor, image: Tensor, *how: Any) -> Tensor:
-    return F.fold(blocks, image.shape[1:], *how)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
-def test_blocks_put_together_in_one_graph(padded: bool):
-    how = (3, 2), 1, (1, 0), (2, 1)
-
-    def loss(x: Any, like: Any) -> Any:
-        return functional.fold(functional.unfold(x, *how).cos(), like, *how)
-
-    count = Counter()
-    compiled = torch.compile(loss, fullgraph=True, backend=count)
-    for sizes in (((5, 3), (4, 9), (1, 2)), ((8, 8), (3, 2)), ((2, 7), (6, 6), (9, 4), (1, 5))):
-        rows, x, leaf = images(sizes, padded)
-        want = [one_fold(F.unfold(r, *how).cos(), r, *how) for r in rows]
-        grads = torch.autograd.grad(torch.stack([w.sin().sum() for w in want]).sum(), rows)
-        for run in (loss, compiled):
-            out = run(x, x.detach())
-            assert_close(list(out.unbind()), want)
-            assert_close(by_row(x, torch.autograd.grad(out.sin().sum(), leaf)[0]), list(grads))
-    assert count.graphs == 1
 
 
 def test_fold_is_the_adjoint_of_unfold():

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Counter
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -22,32 +21,6 @@ def drawn(lengths: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[
 
 def power(x: Any, **how: Any) -> Any:
     return torch.stft(x, 8, 3, window=WINDOW, return_complex=True, **how).abs().square()
-
-
-def filtered(x: Any) -> Any:
-    """Waves without their highest frequency."""
-    spectra = torch.stft(x, 8, 2, window=WINDOW, return_complex=True)
-    kept = spectra * torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0])[:, None]
-    return torch.istft(kept, 8, 2, window=WINDOW)
-
-
-@pytest.mark.parametrize("fn", [power, pytest.param(filtered, marks=pytest.mark.slow)])
-def test_values_and_gradients_in_one_graph(fn: Any):
-    counter = Counter("aot_eager")
-    graph = torch.compile(fn, fullgraph=True, backend=counter)
-    for lengths in ((9, 17, 5), (12, 30), (6, 5, 21, 8)):
-        rows = [x.requires_grad_() for x in drawn(lengths)]
-        want = [fn(x) for x in rows]
-        grads = torch.autograd.grad([y.sin().sum() for y in want], rows)
-        packed = tdc.pack([x.detach() for x in rows])
-        for call, x in ((fn, packed), (fn, packed.to_padded(float("nan"))), (graph, packed)):
-            leaf: Any = x.detach().requires_grad_()
-            out = call(leaf)
-            assert type(out) is type(x)
-            assert_close(out.unbind(), want, rtol=1e-5, atol=1e-5)
-            out.sin().sum().backward()
-            assert_close(leaf.grad.unbind(), grads, rtol=1e-5, atol=1e-5)
-    assert counter.graphs == 1
 
 
 def test_rows_come_back_with_their_lengths():
