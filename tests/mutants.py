@@ -7,7 +7,8 @@ A mutant is one change in the syntax tree of one file of tdc/ops, tdc/ragged or 
 forked from one that has imported torch: the file is compiled from the changed tree, so that nothing is written to disk.
 First the rows of the conformance matrix that the file serves are checked, eagerly and with gradients, and the nearest
 ones in graphs; then whether the table of rows is as it was, derivatives of derivatives are right, errors say what
-they said and inputs stay as they are; then the tests of its name, its folder and its public functions; until one fails.
+they said and inputs stay as they are; then the tests of its name, its folder, its public functions and its rows; until
+one fails.
 
 No mutants are made of what cannot change a result on a CPU, by these rules alone:
 
@@ -202,7 +203,8 @@ def failing_row(path: str, rng: random.Random) -> str:
     live = [rule for rule in RULES if not rule.reason and ("tensordict" not in path or rule.kind == "tensordict")]
     rng.shuffle(live)
     live.sort(key=lambda r: min(near.get(n, 99) for n in (r.family, *module_of(r.impl).split(".")[2:])))
-    live.sort(key=lambda r: not module_of(r.impl).endswith(f".{Path(path).stem}"))  # its own come first
+    own = {id(rule) for rule in rows_of(path)}
+    live.sort(key=lambda r: id(r) not in own)  # its own come first
     cells = [(rule, mode) for rule in live[:ROWS] for mode in ("eager", "grad")]
     cells += [(rule, mode) for rule in live[:TRACED] for mode in ("compile", "vmap")]
     for rule, mode in [(rule, mode) for rule, mode in cells if mode in rule.modes]:
@@ -227,8 +229,22 @@ def files_of_tests(path: str) -> list[str]:
     rest = sorted((ROOT / "tests" / folder).glob("test_*.py")) if folder != "ops" else []
     defined = [node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)]
     public = [name for name in defined if f"import {name} as {name}" in (ROOT / "tdc/__init__.py").read_text()]
-    users = [p for p in sorted(tests) if any(re.search(rf"\b{name}\(", p.read_text()) for name in public)]
+    rows = [rule.name for rule in rows_of(path)]
+    users = [p for p in sorted(tests) if calls(p, public) or (p.parent.name == "ops" and calls(p, rows))]
     return [*ALWAYS, *[str(p) for p in dict.fromkeys([*sorted(own, key=lambda p: (tests[p], p)), *rest, *users])]]
+
+
+def calls(path: Path, names: list[str]) -> bool:
+    """True if a file calls a function of one of these names."""
+    text = path.read_text()
+    return any([re.search(rf"\b{name}\(", text) for name in names])
+
+
+def rows_of(path: str) -> list[Any]:
+    """The rows whose family or implementation is in a file."""
+    from tdc.core.rules import RULES
+
+    return [r for r in RULES if Path(path).stem in (r.family, module_of(r.impl).rpartition(".")[2])]
 
 
 class FirstFailure:
