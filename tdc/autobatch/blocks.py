@@ -175,6 +175,10 @@ SAID = (  # a part of torch's message, and ours
         "can support dynamic shape", "results of one shape", "x[mask] or the like, of another size for each example",
         "torch.where(mask, x, 0)",
     ),
+    (
+        "or scalar, got SymInt", "ints that stay the same beside a number of each example",
+        "one that varies between calls, for which torch has no vmap (2.11-2.15)", "pass torch.tensor(n) in its place",
+    ),
     ("accessing `data`", "operations that vmap has", "x.data", DETACHED),
     (
         "Batching rule not implemented", "operations that vmap has", "one that it has not, named above",

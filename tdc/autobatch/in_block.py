@@ -22,6 +22,7 @@ from tdc.autobatch.source import OP
 from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, differing, flatten
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import constant, is_batched
+from tdc.core.entries import GAP, NEW_DIM
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
 
 VALUES: Any = (Tensor, RaggedExample)  # what an example has
@@ -253,7 +254,7 @@ def get(x: Any, index: Any) -> Any:
         check_numbers(x, entries)
     if isinstance(x, Tensor) and isinstance(entries[0], (RaggedExample, Span)):
         found = looked_up(x, entries[0]) if isinstance(entries[0], RaggedExample) else first_rows(x, entries[0])
-        return found[(FULL, *entries[1:])] if entries[1:] else found
+        return found[(FULL, *entries[1:])] if len(entries) > 1 else found
     if not isinstance(x, Tensor) or not any([is_position(i) for i in entries]):
         return x[index]
     rest: list[Any] = []
@@ -262,14 +263,14 @@ def get(x: Any, index: Any) -> Any:
         if is_position(i):
             x = x[(*[FULL] * dim, i.reshape(1))]
         rest.append(0 if is_position(i) else i)
-        dim += 0 if i is None else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+        dim += 0 if isinstance(i, NEW_DIM) else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
     return x[tuple(rest)]
 
 
 def check_numbers(x: Tensor, entries: tuple[Any, ...]) -> None:
     """Refuse a Python number beyond a dim: a graph may trace a round that no example runs, to which torch says no more
     than the number."""
-    if len([i for i in entries if i is not None and i is not Ellipsis]) > x.ndim:
+    if len([i for i in entries if not isinstance(i, (GAP, NEW_DIM))]) > x.ndim:
         return
     dim = 0
     for i in after_ellipsis(entries, x.ndim):
@@ -277,7 +278,7 @@ def check_numbers(x: Tensor, entries: tuple[Any, ...]) -> None:
             got = f"{i} at dim {dim} of {describe(x)}"
             hint = "a larger tensor; with lower='unroll' max_iters= of the longest loop: all of its rounds are traced"
             raise IndexingError(message(OP, "an index inside of a tensor", got, hint=hint))
-        dim += 0 if i is None else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+        dim += 0 if isinstance(i, NEW_DIM) else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
 
 
 def differs(i: Any) -> bool:
@@ -304,8 +305,8 @@ def item_at(x: Any, i: Any) -> Any:
 
 def after_ellipsis(entries: tuple[Any, ...], ndim: int) -> list[Any]:
     """The entries of an index with `...` written out."""
-    used = len([i for i in entries if i is not None and i is not Ellipsis])
-    at = next((k for k, i in enumerate(entries) if i is Ellipsis), None)
+    used = len([i for i in entries if not isinstance(i, (GAP, NEW_DIM))])
+    at = next((k for k, i in enumerate(entries) if isinstance(i, GAP)), None)
     if at is None:
         return list(entries)
     return [*entries[:at], *[FULL] * (ndim - used), *entries[at + 1 :]]

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final, overload
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import entries_of, expect_number, normal_dim
+from tdc.core.arguments import GAP, NEW_DIM, entries_of, expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import has_numbers, known, traced_for
@@ -39,7 +39,7 @@ from tdc.core.slow_paths import announce
 from tdc.layout.segments import lengths_of, lengths_on_host, longest, on_host, structure_of_sizes, sums_of
 from tdc.layout.structure import Structure, check_ends, check_offsets, extent_of, require_same
 from tdc.ragged.display import shown, text
-from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_forms import FULL, takes_all
 from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, check_bound, example, mapped, require_bound
 from tdc.ragged.unflattened import expect_offsets
 
@@ -302,10 +302,10 @@ class TwoLevelTensor(Operations):
         first, second, rest = levels_of(index, self.ndim)
         if isinstance(first, int):
             return at_outer(self, first, second, rest)
-        if isinstance(first, slice) and first == FULL and isinstance(second, slice) and second == FULL:
+        if takes_all(first) and takes_all(second):
             inner: NestedTensor | Tensor = self._values[(FULL, *rest)]
             return self.with_values(inner)
-        return inner_at(self, numbers[first] if second is FULL else numbers[first, second], rest)
+        return inner_at(self, numbers[first] if takes_all(second) else numbers[first, second], rest)
 
 
 def build_two_level(s: Structure, values: NestedTensor) -> TwoLevelTensor:
@@ -334,8 +334,8 @@ def at_outer(x: TwoLevelTensor, i: int, second: Any, rest: tuple[Any, ...]) -> A
 @traced_for(at_outer)
 def at_outer_traced(x: TwoLevelTensor, i: int, second: Any, rest: tuple[Any, ...]) -> Any:
     """Replace `at_outer` in graphs, whose slices take no ends that are read: inner examples by their numbers."""
-    inner = x._values[numbered(x)[i] if second is FULL else numbered(x)[i, second]]
-    if not rest:
+    inner = x._values[numbered(x)[i] if takes_all(second) else numbered(x)[i, second]]
+    if len(rest) == 0:
         return inner
     return inner[rest] if isinstance(inner, Tensor) else inner[(FULL, *rest)]
 
@@ -357,7 +357,7 @@ def inner_at(x: TwoLevelTensor, which: NestedTensor | Tensor, rest: tuple[Any, .
         got, hint = f"positions with {numbers.ndim - 1} dims", "x[:, positions], (K,)"
         raise IndexingError(message("index", "positions (K,) among inner examples", got, hint=hint))
     found = x._values[numbers]
-    found = found[(FULL, *rest)] if rest else found
+    found = found[(FULL, *rest)] if len(rest) > 0 else found
     if not nested:
         return found
     return build_two_level(which.structure, found) if isinstance(found, NestedTensor) else which.with_values(found)
@@ -366,14 +366,14 @@ def inner_at(x: TwoLevelTensor, which: NestedTensor | Tensor, rest: tuple[Any, .
 def levels_of(index: Any, ndim: int) -> tuple[Any, Any, tuple[Any, ...]]:
     """The entries of an index for outer examples, for inner ones, and those of `x.values[:, ...]`."""
     parts = list(entries_of(index))
-    gaps = [i for i, part in enumerate(parts) if part is Ellipsis]
+    gaps = [i for i, part in enumerate(parts) if isinstance(part, GAP)]
     if len(gaps) > 1:
         raise IndexingError(message("index", "`...` once", f"{len(gaps)} times", hint="leave the others out"))
     if gaps:
-        fill = ndim - len([part for part in parts if part is not None and part is not Ellipsis])
+        fill = ndim - len([part for part in parts if not isinstance(part, (GAP, NEW_DIM))])
         parts[gaps[0] : gaps[0] + 1] = [FULL] * fill
     parts += [FULL] * (2 - len(parts))
-    if parts[0] is None or parts[1] is None:
+    if isinstance(parts[0], NEW_DIM) or isinstance(parts[1], NEW_DIM):
         got, hint = describe_index(index), "x.values[:, None] for a new dim of inner examples"
         raise IndexingError(message("index", "an entry for outer examples and one for inner ones", got, hint=hint))
     return parts[0], parts[1], tuple(parts[2:])

@@ -1,4 +1,4 @@
-"""Floats that vary among the arguments of functions of `tdc.batch`: the values of eager, in a graph."""
+"""Numbers that vary among the arguments of functions of `tdc.batch`: the values of eager, in a graph."""
 
 from __future__ import annotations
 
@@ -53,3 +53,39 @@ def test_a_float_that_varies(fn: Any):
     for k in (2.5, 3.5, 4.5):
         assert_close(run(X, k), torch.stack([fn(row, k) for row in X.unbind()]))
     assert run.counts.compiles <= 2
+
+
+def begins(x: Tensor, n: int) -> Tensor:
+    return x[:n].sum() + x[n:].mean()
+
+
+def of_a_row(x: Tensor, n: int) -> Tensor:
+    return x[1, :n].sum() + x[0][n:].sum() + x[0][..., :n].sum()
+
+
+def of_features(x: Tensor, n: int) -> Tensor:
+    return x[:, :n].sum()
+
+
+@pytest.mark.skipif(OLD, reason="Dynamo of torch 2.11 compares no symbol by `is`")
+@pytest.mark.parametrize("fn", [begins, of_a_row, of_features])
+def test_an_int_that_varies_in_an_index(fn: Any):
+    rows = tdc.pack([torch.randn(n, 6) for n in (7, 6, 9)])
+    run = counted(tdc.batch(fn), backend="eager")
+    for n in (2, 3, 5, 4):
+        assert_close(run(rows, n), torch.stack([fn(row, n) for row in rows.unbind()]))
+    assert run.counts.compiles <= 2
+
+
+def times(x: Tensor, n: Any) -> Tensor:
+    return x.sum() * n
+
+
+@pytest.mark.skipif(OLD, reason="Dynamo of torch 2.11 has other words")
+def test_an_int_that_varies_beside_a_number_of_each_example():
+    run = counted(tdc.batch(times), backend="eager")
+    run(X, 2)
+    with pytest.raises(tdc.UnsupportedError, match=r"expected ints that stay .*\nhint: pass torch.tensor\(n\)"):
+        run(X, 3)
+    for k in (torch.tensor(2), torch.tensor(3)):
+        assert_close(run(X, k), torch.stack([row.sum() * k for row in X.unbind()]))

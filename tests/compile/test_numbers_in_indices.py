@@ -94,14 +94,16 @@ def rows() -> Any:
 MADE: dict[str, Callable[[], Any]] = {
     "packed": rows,
     "padded": lambda: rows().to_padded(),
+    "two levels": lambda: tdc.pack([rows(), rows()[:6]]),
     "leaves": lambda: TensorDict({"x": torch.randn(8, 7)}, [8]),
     "ragged leaves": lambda: TensorDict({"x": rows()}, [8]),
     "fields": lambda: Point(x=torch.randn(8, 7), batch_size=[8]),
     "grid": lambda: TensorDict({"x": torch.randn(8, 7, 2), "n": torch.zeros(8, 7)}, [8, 7]),
 }
-CASES = [(kind, name, fn) for kind in MADE if kind != "grid" for name, fn in SPELLED.items()]
+CASES = [(kind, name, fn) for kind in MADE if kind not in ("grid", "two levels") for name, fn in SPELLED.items()]
 CASES += [(kind, name, fn) for kind in ("packed", "padded") for name, fn in BEHIND.items()]
 CASES += [(kind, name, fn) for kind in ("leaves", "fields") for name, fn in WRITTEN.items()]
+CASES += [("two levels", name, BEHIND[name]) for name in ("x[:, i:]", "x[:, :i]", "x[:, :, :i]", "x[..., :i, None]")]
 CASES += [("grid", name, fn) for name, fn in GRID.items()]
 
 

@@ -38,10 +38,10 @@ class Span(NamedTuple):
 
 def picked(x: NestedTensor, entries: Sequence[Any]) -> Any:
     """`x[entries]` of each example."""
-    first, rest = entries[0] if entries else FULL, [*entries[1:]]
+    first, rest = entries[0] if len(entries) > 0 else FULL, [*entries[1:]]  # their truth would fix ints in a graph
     if isinstance(first, NestedTensor):
         found = x[first] if first.dtype == torch.bool else at_ragged(x, first)
-        return picked(found, [FULL, *rest]) if rest else found
+        return picked(found, [FULL, *rest]) if len(rest) > 0 else found
     if is_positions(first):
         return at_positions(x, first, rest)
     if type(first) is Lane:
@@ -50,7 +50,7 @@ def picked(x: NestedTensor, entries: Sequence[Any]) -> Any:
         refuse("positions that differ between examples behind the first dim", "x.transpose(0, 1) puts the dim first")
     if isinstance(first, Span):
         found = cut(x, first)
-        return picked(found, [FULL, *rest]) if rest else found
+        return picked(found, [FULL, *rest]) if len(rest) > 0 else found
     if any([isinstance(e, Span) for e in rest]):
         refuse("a span that differs between examples behind the first dim", "x.transpose(0, 1) puts the dim first")
     return x[(FULL, *entries)]
@@ -103,7 +103,7 @@ def at_positions(x: NestedTensor, at: Any, rest: Sequence[Any]) -> Any:
     else:
         inside(((own >= 0) & (own < lengths)).all())
         found = x.values[begins + own]
-    if not rest:
+    if len(rest) == 0:
         return found
     if any([isinstance(e, (NestedTensor, Lane)) for e in rest]):
         refuse("positions that differ between examples behind the first dim", "x[i][j]")
