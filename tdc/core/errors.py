@@ -96,8 +96,13 @@ class ImmutableError(TdcError, TypeError):
     """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
 
 
-for _error in (TdcError, *TdcError.__subclasses__(), MethodError):
-    _error.__module__ = "tdc"  # so that tracebacks show the names that users import
+def show_as_imported(*errors: type[TdcError]) -> None:
+    """Let tracebacks show the names that users import."""
+    for error in errors:
+        error.__module__ = "tdc"
+
+
+show_as_imported(TdcError, *TdcError.__subclasses__(), MethodError)
 
 
 def missing_folder(op: str, folder: object) -> MissingFolderError:
