@@ -149,6 +149,7 @@ def test_sizes_that_a_layer_tells_are_not_read_first(name: str, monkeypatch: pyt
     assert first == [None]
 
 
+@pytest.mark.skipif(OLD, reason="torch 2.11 traces no nonzero under torch.func.grad, with buckets or without")
 @pytest.mark.cases(2, 4)
 @pytest.mark.parametrize("name", ["of rows", "packed", "mean", "added", "written", "loss"])
 def test_gradients_of_sizes_that_a_layer_tells(name: str, monkeypatch: pytest.MonkeyPatch):
