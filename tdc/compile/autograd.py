@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from tdc.compile._torch.autograd import is_recordable, recording
-from tdc.compile.gradients import Part, differentiable, gradient_of, in_form, is_whole, keys_in, traced
+from tdc.compile.gradients import Part, gradient_of, in_form, is_whole, keys_in, traced
 from tdc.core.errors import (
     CallError,
     DtypeError,
@@ -35,7 +35,7 @@ from tdc.core.errors import (
 from tdc.core.keys import show
 from tdc.core.rules import DISPATCH, IMPLS
 from tdc.core.typing import KeyPath
-from tdc.ragged.storage import data_of
+from tdc.ragged.storage import data_of, differentiable
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.tensordict import TensorDict
 

@@ -29,7 +29,7 @@ from tdc.core.keys import parts, unravel_key
 from tdc.core.typing import KeyPath
 from tdc.layout.structure import require_same
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import BATCHES, data_of, with_data
+from tdc.ragged.storage import BATCHES, data_of, differentiable, with_data
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -278,11 +278,6 @@ def is_batch(x: Any) -> bool:
 def is_whole(x: Any) -> bool:
     """True for a container, whose gradient is one."""
     return isinstance(x, (*BATCHES, TensorDict))
-
-
-def differentiable(x: Any) -> bool:
-    """True for floating-point and complex leaves."""
-    return isinstance(x, (Tensor, *BATCHES)) and (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:

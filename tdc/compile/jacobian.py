@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile.carries import is_container, put_back, tensors_in
-from tdc.compile.gradients import Part, by_path, differentiable, pair_of
+from tdc.compile.gradients import Part, by_path, pair_of
 from tdc.compile.vectorize import check_options
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple, positions_of
@@ -35,7 +35,7 @@ from tdc.core.dynamo import has_forward_mode
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import data_of, is_ragged, with_data
+from tdc.ragged.storage import data_of, differentiable, is_ragged, with_data
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.shared import Shared
 from tdc.tensordict.tensordict import TensorDict

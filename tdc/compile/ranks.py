@@ -34,9 +34,9 @@ from tdc.compile._torch.tracing import at_trace_time, keep_under_way
 from tdc.compile.gradients import with_leaves
 from tdc.compile.loss import not_zero
 from tdc.compile.micro_batches import Gradients, weighted
-from tdc.compile.shards import Shards, cut, is_inexact, joined, packs
+from tdc.compile.shards import Shards, cut, joined, packs
 from tdc.core.dtensor import group_from
-from tdc.core.dtypes import sum_dtype
+from tdc.core.dtypes import is_inexact, sum_dtype
 from tdc.core.dynamo import under_transform
 from tdc.core.errors import (
     DistError,

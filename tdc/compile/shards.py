@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tdc.core.dtensor import local_of, vector_of
+from tdc.core.dtypes import is_inexact
 from tdc.core.errors import StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
@@ -130,11 +131,6 @@ class Shards:
         for name, paths in form.vectors.items():
             leaves = replaced(leaves, paths, from_all(new[name], form.shapes_in(name), self.group))
         return build_td(leaves, held._nodes, held._size, held._device), after
-
-
-def is_inexact(x: Any) -> bool:
-    """True for floating-point and complex tensors."""
-    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 def vectors_of(leaves: Mapping[KeyPath, Tensor], most: int | None = None) -> dict[str, list[KeyPath]]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from tdc.compile._torch.levels import current_level, level_of
 from tdc.compile.any_size import AnySize
 from tdc.compile.carries import is_container, put_back, tensors_in
+from tdc.compile.gradients import is_whole
 from tdc.core import pytree
 from tdc.core.arguments import expect_at_least, expect_function, normal_dim
 from tdc.core.dynamo import is_batched
@@ -296,11 +297,6 @@ def results_at(out: Any, out_dims: Any) -> Any:
         raise ShapeError(message("vmap", "one entry of out_dims for each result", got, hint=hint))
     results = [results_at(x, dim) for x, dim in zip(out, out_dims, strict=True)]
     return results if isinstance(out, list) else tuple(results)
-
-
-def is_whole(x: Any) -> bool:
-    """True for containers, of two levels too."""
-    return is_container(x) or isinstance(x, TwoLevelTensor)
 
 
 def with_mapped_dim(x: Any, dim: int | None) -> Any:

@@ -140,6 +140,11 @@ def is_floating(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+def is_inexact(x: Any) -> bool:
+    """True for floating-point and complex tensors."""
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 WIDE, NARROW, AS_GIVEN = "float32", "half precision", "without autocast"
 NARROWED = (torch.addmm, torch.addbmm, torch.baddbmm, torch.linalg.vecdot, F.prelu)

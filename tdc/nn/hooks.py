@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from tdc.core.arguments import expect, expect_function
 from tdc.core.container import Container
 from tdc.core.errors import StructureError, describe, message
-from tdc.ragged.storage import BATCHES, data_of, with_data
+from tdc.ragged.storage import data_of, differentiable, with_data
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "nn.register_full_backward_hook"
@@ -144,29 +144,24 @@ def through(values: tuple[Any, ...], call: Callable[[Sequence[Any]], Sequence[An
     return tuple([with_tensors(x, found) for x in values])
 
 
-def is_real(x: Any) -> bool:
-    """True for floating-point and complex tensors and batches."""
-    return isinstance(x, (Tensor, *BATCHES)) and (x.dtype.is_floating_point or x.dtype.is_complex)
-
-
 def tensors_of(values: Sequence[Any]) -> list[Tensor]:
     """Floating-point tensors of arguments or results."""
     leaves = [leaf for x in values for leaf in (x._leaves.values() if isinstance(x, TensorDict) else [x])]
-    return [data_of(leaf) for leaf in leaves if is_real(leaf)]
+    return [data_of(leaf) for leaf in leaves if differentiable(leaf)]
 
 
 def with_tensors(x: Any, tensors: Iterator[Tensor]) -> Any:
     """A value with other tensors."""
     if isinstance(x, TensorDict):
-        return x.apply(lambda leaf: with_data(leaf, next(tensors)) if is_real(leaf) else leaf)
-    return with_data(x, next(tensors)) if is_real(x) else x
+        return x.apply(lambda leaf: with_data(leaf, next(tensors)) if differentiable(leaf) else leaf)
+    return with_data(x, next(tensors)) if differentiable(x) else x
 
 
 def in_form(values: tuple[Any, ...], grads: Iterator[Any]) -> tuple[Any, ...]:
     """Gradients in the form of values."""
 
     def one(x: Any) -> Any:
-        grad = next(grads) if is_real(x) else None
+        grad = next(grads) if differentiable(x) else None
         return None if grad is None else with_data(x, grad)
 
     return tuple([x.apply(one) if isinstance(x, TensorDict) else one(x) for x in values])
@@ -180,9 +175,9 @@ def bare(x: Any) -> Any:
 def given_for(x: Any, grad: Any) -> list[Any]:
     """Gradient of each tensor of an argument from that of the argument."""
     if not isinstance(x, TensorDict):
-        if is_real(x) and grad is not None and type(grad) is not type(x) and not isinstance(x, Tensor):
+        if differentiable(x) and grad is not None and type(grad) is not type(x) and not isinstance(x, Tensor):
             got = f"{describe(grad)} for {describe(x)}"
             raise StructureError(message(OP, "a gradient in the form of its argument", got, hint="return None"))
-        return [None if grad is None else data_of(grad)] if is_real(x) else []
+        return [None if grad is None else data_of(grad)] if differentiable(x) else []
     leaves = {} if grad is None else grad._leaves
-    return [data_of(leaves[p]) if p in leaves else None for p, leaf in x._leaves.items() if is_real(leaf)]
+    return [data_of(leaves[p]) if p in leaves else None for p, leaf in x._leaves.items() if differentiable(leaf)]

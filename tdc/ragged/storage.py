@@ -39,6 +39,11 @@ def map_results(result: Any, fn: Callable[[Tensor], Any]) -> Any:
     return tuple(parts) if type(result) is tuple else type(result)(parts)
 
 
+def differentiable(x: Any) -> bool:
+    """True for floating-point and complex tensors and batches."""
+    return isinstance(x, (Tensor, *BATCHES)) and (x.dtype.is_floating_point or x.dtype.is_complex)
+
+
 def data_of(x: Ragged | TwoLevelTensor | Tensor) -> Tensor:
     """The one differentiable tensor of a batch; a tensor is its own."""
     if isinstance(x, TwoLevelTensor):

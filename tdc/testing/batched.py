@@ -26,12 +26,13 @@ from tdc.compile.counts import counted
 from tdc.core import pytree
 from tdc.core.annotations import python_signature
 from tdc.core.arguments import expect_function
+from tdc.core.dtypes import is_inexact
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.storage import is_ragged, with_data
 from tdc.testing.batches import TOLERANCE, gradients
 from tdc.testing.close import mismatches
-from tdc.testing.examples import OP, Examples, Given, captured, is_float, rows
+from tdc.testing.examples import OP, Examples, Given, captured, rows
 
 Pair = tuple[list[Tensor], list[Tensor]]
 LONGER = 10  # tolerance of gradients over that of values: gradients are longer sums
@@ -267,7 +268,7 @@ class Alone:
         generator = torch.Generator().manual_seed(i)
         weights = {
             k: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-            for k, x in enumerate(leaves) if is_float(x)
+            for k, x in enumerate(leaves) if is_inexact(x)
         }  # fmt: skip
         asked = {**given.leaves, **self.common}
         found = gradients([leaves[k] for k in weights], list(weights.values()), list(asked.values()))
@@ -307,8 +308,8 @@ class Alone:
         """A function that raises if two tensors differ; integers must be equal."""
 
         def close(a: Any, b: Any) -> None:
-            own = TOLERANCE.get(a.dtype, 3e-5) if is_float(a) else 0.0
-            rtol, atol = [(own if t is None else t) * times * is_float(a) for t in (self.rtol, self.atol)]
+            own = TOLERANCE.get(a.dtype, 3e-5) if is_inexact(a) else 0.0
+            rtol, atol = [(own if t is None else t) * times * is_inexact(a) for t in (self.rtol, self.atol)]
             torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
 
         return close
@@ -411,7 +412,7 @@ def expected(found: Any, result: Any, dtypes: list[Any]) -> Any:
         if not isinstance(x, (Tensor, Number)):
             return x
         if dtype is None:
-            dtype = like.dtype if is_float(like) else torch.get_default_dtype()
+            dtype = like.dtype if is_inexact(like) else torch.get_default_dtype()
         return torch.as_tensor(x, dtype=dtype, device=getattr(like, "device", None))
 
     return pytree.tree_unflatten([leaf(*each) for each in zip(leaves, ours, dtypes, strict=True)], spec)
@@ -422,4 +423,4 @@ def fits(found: Any, result: Any) -> bool:
     ours, spec = pytree.tree_flatten(found, is_leaf=is_ragged)
     leaves, own = pytree.tree_flatten(result, is_leaf=is_ragged)
     pairs = zip(ours, leaves, strict=False)
-    return spec == own and all(not is_float(b) or (is_float(a) and a.shape == b.shape) for a, b in pairs)
+    return spec == own and all(not is_inexact(b) or (is_inexact(a) and a.shape == b.shape) for a, b in pairs)

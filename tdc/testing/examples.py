@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tdc.autobatch.decorator import BatchFunction
 from tdc.core import pytree
+from tdc.core.dtypes import is_inexact
 from tdc.core.dynamo import mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.ragged.storage import data_of, is_ragged, with_data
@@ -25,10 +26,6 @@ from tdc.testing.batches import Ragged, build_masked, build_nested, unbuild
 LIBRARIES = ("torch", "tdc", "numpy")
 OP = "testing.assert_batched_equal"
 SHARED = "None in in_dims for what all examples share, a 0-d tensor for a number of each example"
-
-
-def is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ class Examples:
         for slot in self.slots:
             x = slot.column[i]
             if isinstance(x, Tensor):
-                if slot.dim is not None and self.grads and is_float(x):
+                if slot.dim is not None and self.grads and is_inexact(x):
                     x = given.leaves[slot.name] = x.detach().clone().requires_grad_()
                 x = x.clone()  # the function may write into it
             flat.append(x)
@@ -135,7 +132,7 @@ class Examples:
         for slot in self.slots:
             x: Any = slot.joined(order, padded)
             data = data_of(x)
-            if slot.dim is not None and self.grads and is_float(data):
+            if slot.dim is not None and self.grads and is_inexact(data):
                 data = given.leaves[slot.name] = data.detach().requires_grad_()
                 x = with_data(x, data)
                 given.whole[slot.name], given.dims[slot.name] = x, slot.dim
@@ -167,7 +164,7 @@ def slot(name: str, column: list[Any], dim: int | None, grads: bool, ragged: Ite
         if not all([is_same(x, first) for x in column]):
             wrong = {name: f"{describe(first)} and another"}
             raise StructureError(message(OP, "one value for all examples", "several", wrong, SHARED))
-        one = first.detach().requires_grad_() if grads and is_float(first) else first
+        one = first.detach().requires_grad_() if grads and is_inexact(first) else first
         return Slot(name, [one] * len(column), None)
     wrong = {f"{name} of example {i}": describe(x) for i, x in enumerate(column) if not isinstance(x, Tensor)}
     if wrong:

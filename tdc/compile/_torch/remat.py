@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tdc.compile._torch.patches import patched
+from tdc.core.dtypes import is_inexact
 from tdc.core.operators import LIBRARY
 from tdc.core.private import find, optional
 from tdc.core.torch_functions import argument_names
@@ -119,7 +120,7 @@ class ThroughHost(torch.autograd.Function):
 
 def through_host(x: Any) -> Any:
     """Send a floating-point or complex tensor by way of the host; return anything else as it is."""
-    if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
+    if not is_inexact(x):
         return x
     through: Any = ThroughHost
     return through.apply(x) if x.requires_grad else by_host(x)
