@@ -146,8 +146,9 @@ def is_inexact(x: Any) -> bool:
 
 
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
+untyped: Any = torch  # stubs leave types of linalg open
 WIDE, NARROW, AS_GIVEN = "float32", "half precision", "without autocast"
-NARROWED = (torch.addmm, torch.addbmm, torch.baddbmm, torch.linalg.vecdot, F.prelu)
+NARROWED: tuple[Op, ...] = (torch.addmm, torch.addbmm, torch.baddbmm, untyped.linalg.vecdot, F.prelu)
 AUTOCAST: dict[tuple[str, str], tuple[Op, ...]] = {  # of those that do not call torch's own on the values
     ("cpu", WIDE): (
         torch.prod, torch.quantile, torch.nanquantile, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
@@ -162,7 +163,6 @@ AUTOCAST: dict[tuple[str, str], tuple[Op, ...]] = {  # of those that do not call
     ("cuda", NARROW): (*NARROWED, torch.addmv, torch.addr),
     ("cuda", AS_GIVEN): (torch.dot, torch.vdot),
 }  # fmt: skip
-untyped: Any = torch  # the stubs of its norms leave types open
 FLOATING: dict[Op, int] = {
     **dict.fromkeys(
         (
