@@ -389,3 +389,16 @@ def test_refused_in_words(code: str):
         tdc.batch(scope["f"], source=text)(X)
     assert expected in str(caught.value)
     assert f"hint: {hint}" in str(caught.value)
+
+
+def inverses(x):
+    return torch.unique(x, return_inverse=True)[1], torch.unique_consecutive(x, return_inverse=True)[1]
+
+
+@pytest.mark.parametrize("ragged_dim", [1, 2])
+def test_positions_among_distinct_elements_have_the_shape_of_the_example(ragged_dim: int):
+    rows = [torch.randint(0, 3, (n, 4)).movedim(0, ragged_dim - 1) for n in (3, 0, 5)]
+    found = tdc.batch(inverses)(tdc.pack(rows, ragged_dim=ragged_dim))
+    for got, want in zip(found, zip(*[inverses(row) for row in rows], strict=True), strict=True):
+        for a, b in zip(got.unbind(), want, strict=True):
+            assert a.equal(b)

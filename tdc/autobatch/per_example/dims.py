@@ -223,6 +223,23 @@ def middle(op: Any) -> Op:
     return run
 
 
+def distinct(op: Any) -> Op:
+    """A row for `unique`: without a dim, positions among distinct elements have the shape of the example."""
+    takes_of = takes(op)
+    inner = counted(op, takes_of)
+
+    def run(input: Any, *args: Any, **kwargs: Any) -> Any:
+        found = inner(input, *args, **kwargs)
+        given = {**{name: a for name, a in zip(takes_of.names[1:], args, strict=False)}, **kwargs}
+        if given.get("dim") is not None or not given.get("return_inverse") or rank(input) == 1:
+            return found
+        x = ragged(input, op)
+        sizes = [-1 if d in x.ragged_dims else n for d, n in enumerate(x.shape)]
+        return found[0], found[1].unflatten(1, sizes[1:]), *found[2:]
+
+    return run
+
+
 def norm(A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """`torch.linalg.norm`: of vectors, or of matrices where an order is asked for and there are two dims."""
     x = ragged(A, torch.linalg.norm)
@@ -285,6 +302,7 @@ OWN: dict[Any, Op] = {
     torch.softmax: softmax(torch.softmax), torch.log_softmax: softmax(torch.log_softmax),
     torch.roll: roll, torch.flip: one_by_one("dims", flip), torch.rot90: rot90,
     torch.split: parted(torch.split), torch.chunk: parted(torch.chunk),
+    torch.unique: distinct(torch.unique), torch.unique_consecutive: distinct(torch.unique_consecutive),
     torch.median: middle(torch.median), torch.nanmedian: middle(torch.nanmedian), torch.linalg.norm: norm,
     F.pad: pad, torch.repeat_interleave: repeat_interleave, torch.numel: numel,
     torch.trace: trace, torch.quantile: quantile(torch.quantile), torch.nanquantile: quantile(torch.nanquantile),
