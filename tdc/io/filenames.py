@@ -24,6 +24,12 @@ LONGEST, KEPT, DIGITS = 200, 150, 32
 SUFFIX = ".memmap"
 PLAIN = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}", re.ASCII).fullmatch
 MANIFEST = "meta.json"
+SHARD_DIGITS = 8
+
+
+def shard_name(number: int) -> str:
+    """The folder of a shard of a data set that grows."""
+    return f"{number:0{SHARD_DIGITS}}"
 
 
 def encoded(key: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.io.filenames import MANIFEST, Keys, Part, encoded, file_name, not_a_store
+from tdc.io.filenames import MANIFEST, Keys, Part, encoded, file_name, not_a_store, shard_name
 from tdc.io.manifest import DTYPES, MOST_BYTES, Stored
 from tdc.io.publish import open_folder
 
@@ -253,7 +253,9 @@ def read_manifest(op: str, folder: int) -> tuple[bytes, Version]:
     try:
         file, size = opened(folder, MANIFEST, False)
     except Damaged as fault:
-        hint = "tdc.io.save(td, path) writes one" if MANIFEST not in os.listdir(folder) else ""
+        there = os.listdir(folder)
+        hint = "tdc.io.save(td, path) writes one" if MANIFEST not in there else ""
+        hint = "tdc.data.Dataset(path) of the shards of a Writer" if shard_name(0) in there else hint
         raise not_a_store(op, f"a folder with a {MANIFEST}", f"one where {fault}", hint=hint) from None
     try:
         if size > MOST_BYTES:

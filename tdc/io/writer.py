@@ -19,6 +19,7 @@ import torch
 from tdc.core.arguments import expect, expect_at_least
 from tdc.core.errors import FormatError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.interop.spec import differences, spec_of
+from tdc.io.filenames import shard_name
 from tdc.io.leaves import described
 from tdc.io.load import load
 from tdc.io.publish import check_system, lock, open_folder
@@ -26,12 +27,6 @@ from tdc.io.save import PathLike, check_settings, classes_of, save_as
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "io.writer"
-DIGITS = 8
-
-
-def shard_name(number: int) -> str:
-    """The folder of a shard."""
-    return f"{number:0{DIGITS}}"
 
 
 def shard_paths(path: str) -> list[str]:

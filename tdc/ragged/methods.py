@@ -185,7 +185,7 @@ NESTED: dict[str, Any] = {
     "row_ids": property(row_ids_of),
 }
 MASKED: dict[str, Any] = {"to_packed": to_packed}
-TWO_LEVEL: dict[str, Any] = {"to_padded": pad_levels, "__contains__": contains}
+TWO_LEVEL: dict[str, Any] = {"to_padded": pad_levels, "__contains__": contains, "is_nested": property(is_nested)}
 
 for _cls, _table in (
     (NestedTensor, SHARED | NESTED), (MaskedBatch, SHARED | MASKED), (TwoLevelTensor, TWO_LEVEL),

@@ -98,6 +98,7 @@ IN_GRAPHS = """
     run(lambda a: torch.cdist(a, torch.ones(5, 5)), x)
     run(lambda a: a @ a, td)
     run(nn.Linear(5, 2), tl)
+    run(nn.MultiheadAttention(4, 2, batch_first=True), tl, tl, tl)
     run(nn.LayerNorm(5), tl)
     run(nn.RMSNorm(5), tl)
     run(nn.Bilinear(5, 4, 2), tl, tl)

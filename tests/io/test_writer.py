@@ -122,6 +122,14 @@ def test_a_killed_writer_leaves_whole_shards(tmp_path: Path):
     assert not [name for name in os.listdir(tmp_path / "set") if name.startswith(".")]
 
 
+def test_load_of_shards_says_what_reads_them(tmp_path: Path):
+    with tdc.io.writer(tmp_path / "set") as out:
+        out.append(rows(0, 3))
+    with pytest.raises(FormatError, match=r"hint: tdc.data.Dataset\(path\) of the shards of a Writer$"):
+        tdc.io.load(tmp_path / "set")
+    assert len(Dataset(tmp_path / "set")) == 3
+
+
 def test_batches_may_be_written_to_behind_append(tmp_path: Path):
     x = torch.zeros(2)
     with tdc.io.writer(tmp_path / "set") as out:

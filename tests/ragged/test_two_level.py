@@ -10,6 +10,7 @@ import optree
 import pytest
 import torch
 from harness import Counter
+from torch import nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 from two_levels import LENGTHS, OTHERS, batch, documents, nested, same, same_rows
@@ -341,3 +342,11 @@ def test_what_is_refused():
             tdc.nested_like(rectangle, x)
     with pytest.raises(tdc.ShapeError, match="length with 2 sizes"):
         x.to_padded(length=3)
+
+
+def test_attention_of_two_levels_is_refused_by_its_name():
+    x = tdc.pack([tdc.pack([torch.ones(2, 4)]), tdc.pack([torch.ones(1, 4), torch.ones(3, 4)])])
+    for layer in (nn.MultiheadAttention(4, 2), nn.TransformerEncoderLayer(4, 2, 8).eval()):
+        given = (x,) * 3 if isinstance(layer, nn.MultiheadAttention) else (x,)
+        with pytest.raises(tdc.UnsupportedError, match=r"multi_head_attention_forward: .*\nhint: .*x.with_values\("):
+            layer(*given)
