@@ -88,10 +88,15 @@ class Dataset(torch_data.Dataset[TensorDict]):
     def __len__(self) -> int:
         return sum([len(part) for part in self.parts])
 
-    def __getitem__(self, index: int) -> TensorDict:
-        """One example."""
+    def __getitem__(self, index: Any) -> TensorDict:
+        """One example, or several by a slice, numbers or a mask."""
         parts = self.parts
-        return parts[0][index] if len(parts) == 1 else self.__getitems__([index])[0]
+        if len(parts) == 1:
+            return parts[0][index]
+        if isinstance(index, int) or (isinstance(index, Tensor) and index.ndim == 0):
+            return self.__getitems__([index])[0]
+        chosen_by = isinstance(index, slice) or torch.as_tensor(index).dtype == torch.bool
+        return self.__getitems__(torch.arange(len(self))[index] if chosen_by else index)
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> TensorDict:
         """A batch of examples, which a DataLoader fetches at once."""

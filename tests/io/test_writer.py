@@ -55,6 +55,12 @@ def test_examples_of_several_shards(tmp_path: Path, index: list[int]):
         assert int(dataset[i]["id"]) == i % 14
     with pytest.raises(IndexingError, match="from -14 to 13, got 14"):
         dataset[14]
+    whole: Any = dataset
+    mask = torch.tensor([i in index for i in range(14)])
+    assert same(whole[index], [i % 14 for i in index])
+    assert same(whole[3:12:4], [3, 7, 11])
+    assert same(whole[-2:], [12, 13])
+    assert same(whole[mask], [i for i in range(14) if i in index])
 
 
 def test_is_read_while_it_grows(tmp_path: Path):
