@@ -24,6 +24,7 @@ from tdc.io.leaves import described
 from tdc.io.load import load
 from tdc.io.publish import check_system, lock, open_folder
 from tdc.io.save import PathLike, check_settings, classes_of, save_as
+from tdc.tensordict.shared import Shared, check_pair
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "io.writer"
@@ -88,6 +89,7 @@ class Writer:
         self._settings = sync, checksums
         self._waiting: list[TensorDict] = []
         self._form: Any = None
+        self._shared: dict[Any, Any] = {}
         os.makedirs(self._path, exist_ok=True)
         self._folder = open_folder(self._path)
         try:
@@ -114,7 +116,7 @@ class Writer:
 
         Raises:
             ShapeError: no batch dim.
-            StructureError: other keys, dtypes or features than before; all are named. A closed writer.
+            StructureError: other keys, dtypes, features or Shared tensors than before; all are named. A closed writer.
             UnsupportedError: leaves that a file cannot hold; all are named.
             OSError: what the system refuses. What was collected is there still: `flush()` tries again.
         """
@@ -127,10 +129,13 @@ class Writer:
             described(OP, td)
             first = load(self._shard(0), classes=classes_of(td)) if self._sizes else td
             self._form = form_of(first)
+            self._shared = {path: x.clone() for path, x in first._leaves.items() if type(x) is Shared}
         wrong = differences(td, self._form)
         if wrong:
             got, hint = f"{len(wrong)} that differ", "td.select(...), td.to(dtype): one form for a data set"
             raise StructureError(message(OP, "batches that are alike", got, wrong, hint))
+        for path, x in self._shared.items():
+            check_pair(OP, x, td._leaves[path])
         self._waiting.append(td)
         if sum([len(part) for part in self._waiting]) >= self._least:
             self.flush()

@@ -136,6 +136,22 @@ def test_load_of_shards_says_what_reads_them(tmp_path: Path):
     assert len(Dataset(tmp_path / "set")) == 3
 
 
+def test_all_shards_have_one_shared_tensor(tmp_path: Path):
+    edges = torch.arange(4)
+    td = TensorDict({"x": torch.arange(2), "edges": tdc.Shared(edges)}, [2])
+    with tdc.io.writer(tmp_path / "set", rows=2) as out:
+        out.append(td)
+        out.append(td.set("edges", tdc.Shared(edges.clone())))
+        edges += 1
+        with pytest.raises(StructureError, match="expected one Shared tensor for all"):
+            out.append(td)
+    with tdc.io.writer(tmp_path / "set", rows=2) as out, pytest.raises(StructureError, match="expected one Shared"):
+        out.append(td)
+    found = Dataset(tmp_path / "set").td
+    assert found["x"].tolist() == [0, 1, 0, 1]
+    assert found["edges"].tolist() == [0, 1, 2, 3]
+
+
 def test_batches_may_be_written_to_behind_append(tmp_path: Path):
     x = torch.zeros(2)
     with tdc.io.writer(tmp_path / "set") as out:
