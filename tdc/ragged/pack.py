@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdc.core.arguments import as_own_device, expect, int_tuple
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, first_line, message, refuse_wrong
 from tdc.core.typing import Dims
 from tdc.layout.segments import sizes_on_host, structure_of_sizes
 from tdc.layout.structure import remember
@@ -108,13 +108,15 @@ def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) ->
     """One example as a tensor."""
     try:
         return torch.as_tensor(row, dtype=dtype, device=device)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         at = {f"row {i}": describe(row)}
         if "expected sequence of length" in str(error):
             hint = "pad the inner lists, or build the rows and tdc.pack(rows, ragged_dim=...)"
             got = "lists of different lengths in one row"
             raise ShapeError(message(op, "lists of one length in each row", got, at, hint)) from None
         hint = "turn texts and objects into numbers first, as a tokenizer does"
+        if isinstance(error, RuntimeError) and "infer dtype" not in str(error):  # a number beyond its dtype
+            hint = f"torch: {first_line(error)}"
         raise DtypeError(message(op, "rows of numbers", "something else", at, hint)) from None
 
 

@@ -129,6 +129,11 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
     "tdc.from_numpy([td])": (lambda: lib.from_numpy([TD]), tdc.DtypeError, "expected numpy arrays"),
     "td['n.y']": (lambda: TD["n.y"], tdc.KeyPathError, "td['n', 'y']"),
     "td[['x', 'n']]": (lambda: TD[["x", "n"]], tdc.IndexingError, "td.select('x', 'n')"),
+    "tdc.from_list([[None]])": (lambda: lib.from_list([[None]]), tdc.DtypeError, "numbers first, as a tokenizer does"),
+    "tdc.from_list of dicts": (lambda: lib.from_list([[{"a": 1}]]), tdc.DtypeError, "as a tokenizer does"),
+    "tdc.from_list([[300]], dtype=torch.int8)": (
+        lambda: lib.from_list([[300]], dtype=torch.int8), tdc.DtypeError, "without overflow"
+    ),
     "tdc.pack(lists)": (lambda: lib.pack([[1, 2, 3], [4, 5]]), tdc.DtypeError, "tdc.from_list(rows)"),
     "tdc.pack(arrays)": (lambda: lib.pack([np.ones(2), np.ones(3)]), tdc.DtypeError, "tdc.from_numpy(rows)"),
     "tdc.pack(a, b)": (lambda: lib.pack(torch.ones(2), torch.ones(3)), tdc.DtypeError, "tdc.pack([tensor, ...])"),
