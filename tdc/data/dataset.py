@@ -95,8 +95,9 @@ class Dataset(torch_data.Dataset[TensorDict]):
             return parts[0][index]
         if isinstance(index, int) or (isinstance(index, Tensor) and index.ndim == 0):
             return self.__getitems__([index])[0]
-        chosen_by = isinstance(index, slice) or torch.as_tensor(index).dtype == torch.bool
-        return self.__getitems__(torch.arange(len(self))[index] if chosen_by else index)
+        if isinstance(index, slice) or torch.as_tensor(index).dtype == torch.bool:
+            index = torch.arange(len(self))[index]
+        return self.__getitems__(index)
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> TensorDict:
         """A batch of examples, which a DataLoader fetches at once."""
