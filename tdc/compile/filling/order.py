@@ -73,7 +73,7 @@ def in_place(g: Graph, node: Node, x: Filled, *args: Any, **kwargs: Any) -> Any:
 @rule("median.default")
 def median(g: Graph, node: Node, x: Filled) -> Tensor:
     """The lower one of the middle elements; NaN if there is one."""
-    real = g.mask(x).expand(x.x.shape).flatten()
+    real = g.masked(Filled(torch.ones_like(x.x, dtype=torch.bool), x.sizes), False).flatten()
     values, count = x.x.flatten(), count_of(g, x, range(x.x.ndim))
     last = finite(math.inf, values.dtype)
     ordinary = torch.where(real & ~values.isnan(), values, last).sort().values
