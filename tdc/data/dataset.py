@@ -94,7 +94,7 @@ class Dataset(torch_data.Dataset[TensorDict]):
         if len(parts) == 1:
             return parts[0][index]
         if isinstance(index, int) or (isinstance(index, Tensor) and index.ndim == 0):
-            return self.__getitems__([index])[0]
+            return self.__getitems__([int(index)])[0]
         if isinstance(index, slice) or torch.as_tensor(index).dtype == torch.bool:
             index = torch.arange(len(self))[index]
         return self.__getitems__(index)
