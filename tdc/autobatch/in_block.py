@@ -21,8 +21,8 @@ from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, p
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, differing, flatten
 from tdc.compile.upstream import traced
-from tdc.core.dynamo import constant, is_batched
 from tdc.core.arguments import GAP, NEW_DIM
+from tdc.core.dynamo import constant, is_batched
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
 
 VALUES: Any = (Tensor, RaggedExample)  # what an example has
