@@ -28,7 +28,12 @@ def wrong(rule: Rule, sample: Sample) -> list[str]:
     draw = Draw(rule.kind, sample.batches[1 % len(sample.batches)], 0, True)
     with torch.autocast("cpu", torch.bfloat16):
         args, kwargs = sample.draw(draw)
-        expected = sample.expect(rule.ref, args, dict(kwargs))
+        try:
+            expected = sample.expect(rule.ref, args, dict(kwargs))
+        except RuntimeError as error:
+            if "primitive descriptor" in f"{error}":
+                return []  # a processor for which oneDNN has no LSTM in bfloat16, such as one with AVX2 alone
+            raise
         args, kwargs = build((args, kwargs), rule.kind, lambda x: x)
         lines, pairs = matched(unbuild(spelled(rule)(*args, **kwargs)), expected, rule.kind)
     lines += [f"{at}values" for at, a, b in pairs if not torch.allclose(a.to(b), b, **CLOSE)]
