@@ -163,6 +163,27 @@ def test_functions_of_torch():
     agrees(functions, rows(4), dense(4))
 
 
+def composed(xs, h):
+    """Those that are others put together."""
+    x = xs[:, 0]
+    turned = torch.flipud(xs), xs.fliplr(), torch.msort(xs), torch.diag(x, 1), torch.diag(xs @ xs.T), torch.diagflat(xs)
+    joined = torch.dstack([xs, xs * 2]), torch.dstack([x, x]), torch.column_stack([x, xs]), torch.atleast_2d(x)
+    wide = torch.atleast_3d(x), torch.atleast_3d(xs), *torch.atleast_1d(xs, x)
+    parts = *torch.hsplit(xs, 2), *torch.vsplit(xs, [1]), *xs[None].dsplit([2]), *x.hsplit([1, 2])
+    places = torch.searchsorted(torch.arange(-2.0, 2.0).double(), xs.detach(), right=True)
+    products = torch.inner(xs, h), torch.inner(xs, xs), torch.tensordot(xs, xs, ([0], [0])), torch.tensordot(h, xs.T, 1)
+    losses = [F.triplet_margin_loss(xs, h[None], -xs, swap=True)]
+    losses += [F.triplet_margin_loss(xs, xs + 1, h[None], 2.0, reduction="none")]
+    losses += [F.kl_div(xs, xs.softmax(1), reduction="batchmean")]
+    return turned, joined, wide, parts, places, products, losses
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])  # of thirty operations
+def test_operations_that_are_others_put_together(mode: str):
+    torch.manual_seed(5)
+    agrees(composed, rows(4), dense(4), run=MODES[mode])
+
+
 def test_numbers_of_examples_keep_the_dtype_of_tensors():
     def f(xs, n):
         return xs.float() * n, xs.long() + n, torch.where(xs > 0, xs.float(), n)

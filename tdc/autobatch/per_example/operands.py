@@ -161,6 +161,9 @@ def reduced(op: Any, loss: Any, reduction: str) -> Any:
     """The loss of each example, from the losses of its elements."""
     if reduction == "none":
         return loss
+    if reduction == "batchmean" and op is F.kl_div and loss.ndim > 1:
+        rows = loss.lengths if first_is_ragged(loss) else loss.shape[1]
+        return torch.sum(loss, all_dims(loss)) / rows
     if reduction not in ("mean", "sum"):
         refuse(f"reduction={reduction!r} of torch.{name_of(op)}", "reduction='none', then sum or mean of the result")
     dims = tuple(range(1, loss.ndim))
