@@ -296,7 +296,7 @@ class TwoLevelTensor(Operations):
         if isinstance(index, TwoLevelTensor):
             require_same(self._structure, index._structure, "index")
             return build_two_level(self._structure, self._values[index._values])
-        numbers = numbered(self)
+        numbers: Any = numbered(self)
         if isinstance(index, NestedTensor):
             return inner_at(self, numbers[index], ())
         first, second, rest = levels_of(index, self.ndim)

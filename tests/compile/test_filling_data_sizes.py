@@ -90,6 +90,8 @@ def test_gradients_of_sizes_that_depend_on_data(name: str, monkeypatch: pytest.M
 
 
 LAYER = nn.Linear(4, 4)
+for parameter in LAYER.parameters():  # the same in whatever order tests run
+    nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
 
 
 def of_layer(x: Any) -> Any:
@@ -115,7 +117,7 @@ def classified(x: Any) -> Any:
 
 def nested_choice(x: Any) -> Any:
     y = chosen(x)
-    return y[y[:, 1] > 0].sum(0), len(y), y.std(0)
+    return y[y[:, 1] > 0].sum(0), len(y), y.square().mean(0)
 
 
 def rows_and_numbers(x: Any) -> Any:
