@@ -62,7 +62,7 @@ FUNCTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(4, 20)
+@pytest.mark.cases(4, 8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.filterwarnings("ignore:index_reduce")
 def test_values_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch):
