@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from versions import OLD
 
 import tdc
 from bench import _timing
@@ -80,6 +82,7 @@ def test_a_class_that_is_defined_again_is_checked():
     assert [run(td, row(factor)).tolist() for factor in (2.0, 3.0)] == [[2.0, 4.0], [3.0, 6.0]]
 
 
+@pytest.mark.skipif(OLD, reason="torch 2.11 names some of the library's code otherwise")
 def test_a_step_of_many_parameters_has_few_more_guards_than_its_tensors():
     """Three leaves a parameter, with three guards each, and the key of each."""
     params = {f"w{i}": torch.ones(2) for i in range(50)}
