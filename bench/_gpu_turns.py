@@ -73,7 +73,7 @@ class Turn:
 
 
 def in_turns(work: Work, jobs: Sequence[Job], minutes: float, at_once: int, options: dict[str, Any]) -> list[Job]:
-    """Run all jobs, so many side by side at most. Return those that failed or had no time left."""
+    """Run all jobs, up to a number side by side. Return those that failed or had no time left."""
     waves = [jobs[k : k + at_once] for k in range(0, len(jobs), at_once)]
     end, failed = time.time() + 60 * minutes - GRACE, []
     for n, wave in enumerate(waves):

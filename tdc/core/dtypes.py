@@ -149,7 +149,7 @@ CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 untyped: Any = torch  # stubs leave types of linalg open
 WIDE, NARROW, AS_GIVEN = "float32", "half precision", "without autocast"
 NARROWED: tuple[Op, ...] = (torch.addmm, torch.addbmm, torch.baddbmm, untyped.linalg.vecdot, F.prelu)
-AUTOCAST: dict[tuple[str, str], tuple[Op, ...]] = {  # of those that do not call torch's own on the values
+AUTOCAST: dict[tuple[str, str], tuple[Op, ...]] = {  # operations whose rules do not run them on the values
     ("cpu", WIDE): (
         torch.prod, torch.quantile, torch.nanquantile, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
         F.adaptive_max_pool3d, F.multilabel_margin_loss,

@@ -99,7 +99,7 @@ def test_the_state_stays_where_it_is(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_cache_stays_where_it_is():
-    """What a step of decoding writes into are inputs whose addresses are marked, for each number of rows."""
+    """A step of decoding writes only into inputs whose addresses are marked, for each number of rows."""
     found: list[Any] = []
 
     def keep(module: torch.fx.GraphModule, inputs: Any) -> Any:

@@ -16,7 +16,7 @@ from tdc.autobatch.per_example.operands import reduced
 from tdc.autobatch.per_example.products import einsum
 from tdc.autobatch.per_example.sizes import cat, unsqueezed
 from tdc.autobatch.per_example.table import flattened, only_shared, put, ragged, rank, refuse
-from tdc.autobatch.values import Lane, lane_of
+from tdc.autobatch.values import Lane
 from tdc.core.rules import name_of
 from tdc.core.typing import Op
 from tdc.ops.loss import named
@@ -30,16 +30,11 @@ def flipped(op: Any, dim: int, input: Any) -> Any:
 # -- dims of size 1
 
 
-def with_last(x: Any) -> Any:
-    """An example with a dim of size 1 at its end."""
-    return lane_of(x.data.unsqueeze(-1)) if type(x) is Lane else x.unsqueeze(-1)
-
-
 def widened(x: Any, dims: int) -> Any:
     """An example of at least so many dims, the third one at its end."""
     while rank(x) < min(dims, 2):
         x = unsqueezed(x)
-    return with_last(x) if rank(x) < dims else x
+    return unsqueezed(x, -1) if rank(x) < dims else x
 
 
 def at_least(dims: int, *given: Any) -> Any:
@@ -55,7 +50,7 @@ def dstack(tensors: Sequence[Any]) -> Any:
 
 
 def column_stack(tensors: Sequence[Any]) -> Any:
-    return cat([with_last(widened(x, 1)) if rank(x) < 2 else x for x in tensors], 1)
+    return cat([unsqueezed(widened(x, 1), -1) if rank(x) < 2 else x for x in tensors], 1)
 
 
 def split_at(op: Any, dim: int, input: Any, indices_or_sections: Any) -> Any:
@@ -103,13 +98,8 @@ def searchsorted(
 # -- products
 
 
-def letters_of(a: Any, b: Any) -> tuple[str, str]:
-    """A letter for each dim of two operands."""
-    return string.ascii_lowercase[: rank(a)], string.ascii_lowercase[rank(a) : rank(a) + rank(b)]
-
-
 def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
-    one, two = letters_of(a, b)
+    one, two = string.ascii_lowercase[: rank(a)], string.ascii_lowercase[rank(a) : rank(a) + rank(b)]
     if isinstance(dims, int):
         dims = [range(rank(a) - dims, rank(a)), range(dims)]
     for d, e in zip(*dims, strict=True):

@@ -18,6 +18,7 @@ from tdc.autobatch.per_example.table import (
     behind,
     count_of,
     flattened,
+    is_own,
     of_rank,
     one_by_one,
     only_shared,
@@ -242,11 +243,10 @@ def vstack(tensors: Sequence[Any]) -> Any:
     return cat([unsqueezed(x) for x in tensors] if rank(tensors[0]) == 1 else tensors, 0)
 
 
-def unsqueezed(x: Any) -> Any:
-    """An example with a leading dim of size 1."""
-    if isinstance(x, NestedTensor):
-        return x.unsqueeze(1)
-    return lane_of(x.data.unsqueeze(1)) if type(x) is Lane else x.unsqueeze(0)
+def unsqueezed(x: Any, dim: int = 0) -> Any:
+    """An example with a dim of size 1, the first or, at -1, the last one."""
+    at = 1 if dim == 0 and is_own(x) else dim  # behind the batch
+    return lane_of(x.data.unsqueeze(at)) if type(x) is Lane else x.unsqueeze(at)
 
 
 # -- made

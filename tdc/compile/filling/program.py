@@ -75,7 +75,7 @@ class Program:
         self.inputs = [n.meta["val"] for n in nodes if n.op == "placeholder"]
         made: Any = next(n for n in nodes if n.op == "output").args[0]
         self.outputs = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in made]
-        # Of the numbers that the graph itself computes, those that the host reads at the end.
+        # Numbers that the graph computes and the host reads at the end.
         own = {symbol for n in numbers_in(self.outputs) for symbol in getattr(n, "free_symbols", ())}
         self.told = [symbol for symbol in self.bounds if symbol in own]
         self.places: dict[Expr, tuple[int, int | None]] = {}  # of each symbol an input, and its dim if it is a tensor
