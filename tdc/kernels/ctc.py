@@ -47,6 +47,10 @@ def fake(log_probs: Tensor, targets: Tensor, *others: Any) -> tuple[Tensor, Tens
     return log_probs.new_empty(rows), log_probs.new_empty((rows, times, 2 * targets.shape[1] + 1))
 
 
+def fake_backward(grad: Tensor, losses: Tensor, table: Tensor, log_probs: Tensor, *others: Any) -> list[Tensor]:
+    return [torch.empty_like(log_probs, memory_format=torch.contiguous_format)]
+
+
 class CtcLoss(torch.autograd.Function):
     """`run` with the gradient of log_probs."""
 
@@ -70,10 +74,7 @@ class CtcLoss(torch.autograd.Function):
 ctc_op = operator(f"ctc_loss({ARGUMENTS}) -> (Tensor, Tensor)", fake, one_by_one, CPU=run, CUDA=run)
 ctc_backward_op = operator(
     f"ctc_loss_backward(Tensor grad, Tensor losses, Tensor table, {ARGUMENTS}) -> Tensor[]",
-    lambda grad, losses, table, log_probs, *others: [
-        torch.empty_like(log_probs, memory_format=torch.contiguous_format)
-    ],
-    one_by_one, CPU=run_backward, CUDA=run_backward,
+    fake_backward, one_by_one, CPU=run_backward, CUDA=run_backward,
 )  # fmt: skip
 derive(ctc_op, CtcLoss)
 refuse_derivative(ctc_backward_op, no_second("ctc_loss"))

@@ -130,6 +130,17 @@ def recorded_backward(
         return torch.autograd.grad(outs, leaves, grads, allow_unused=True, materialize_grads=True)
 
 
+def forward_kernel(keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, *args: Any) -> list[Tensor]:
+    return forward(keep, values, order_of(starts, lengths), *args)
+
+
+def backward_kernel(
+    grads: list[Tensor], kept: list[Tensor], wants_values: bool, values: Tensor, starts: Tensor, lengths: Tensor,
+    *args: Any,
+) -> list[Tensor]:  # fmt: skip
+    return backward(grads, kept, wants_values, values, order_of(starts, lengths), *args)
+
+
 def fake_results(keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], *args: Any) -> Any:
     out = values.new_empty(values.shape[0], states[0].shape[-1] * (1 + args[-1]))
     results = [out, *[s.new_empty(s.shape) for s in states]]
@@ -142,16 +153,11 @@ def fake_gradients(*args: Any) -> list[Tensor]:
 
 
 rnn_op = operator(
-    f"rnn(bool keep, {GIVEN}) -> Tensor[]", fake_results, one_by_one,
-    CompositeExplicitAutograd=lambda keep, values, starts, lengths, *args: forward(
-        keep, values, order_of(starts, lengths), *args
-    ),
-)  # fmt: skip
+    f"rnn(bool keep, {GIVEN}) -> Tensor[]", fake_results, one_by_one, CompositeExplicitAutograd=forward_kernel
+)
 rnn_backward_op = operator(
     f"rnn_backward(Tensor[] grads, Tensor[] kept, bool wants_values, {GIVEN}) -> Tensor[]", fake_gradients, one_by_one,
-    CompositeExplicitAutograd=lambda grads, kept, wanted, values, starts, lengths, *args: backward(
-        grads, kept, wanted, values, order_of(starts, lengths), *args
-    ),
+    CompositeExplicitAutograd=backward_kernel,
 )  # fmt: skip
 
 
